@@ -1,0 +1,51 @@
+#include "common/products.h"
+
+#include <algorithm>
+
+namespace strata {
+
+void QuantizedRows::Reset(const float* values, int64_t num_rows, int64_t width, bool quantised) {
+  values_ = values;
+  width_ = width;
+  quantised_ = quantised;
+  if (!quantised) return;
+  const size_t rows = static_cast<size_t>(num_rows);
+  if (codes_.size() < rows * width) codes_.resize(rows * width);
+  if (scales_.size() < rows * (width / kBlock)) scales_.resize(rows * (width / kBlock));
+  if (sums_.size() < rows * (width / 16)) sums_.resize(rows * (width / 16));
+}
+
+void QuantizedRows::QuantizeRow(int64_t row) {
+  ActiveKernels().quantize(values_ + row * width_, width_, codes_.data() + row * width_,
+                           scales_.data() + row * (width_ / kBlock),
+                           sums_.data() + row * (width_ / 16));
+}
+
+Activations QuantizedRows::View(const int32_t* rows) const {
+  return {codes_.data(), scales_.data(), sums_.data(), values_, width_, rows};
+}
+
+void MultiplyPanel(const Matrix& matrix, int64_t index, int64_t first_row, const Activations& x,
+                   int64_t num_rows, float* y, int64_t stride) {
+  const Kernels& kernels = ActiveKernels();
+  const TypeInfo& type = *matrix.type;
+  const int columns = static_cast<int>(std::min<int64_t>(kPanelRows, matrix.rows - first_row));
+  const uint8_t* rows = matrix.Row(index, first_row);
+  const int64_t row_bytes = matrix.row_bytes();
+  for (int64_t begin = 0; begin < matrix.cols; begin += kSegment) {
+    const int values = static_cast<int>(std::min<int64_t>(kSegment, matrix.cols - begin));
+    const uint8_t* segment = rows + begin / type.block_values * type.block_bytes;
+    const PanelOutput out = {y, stride, columns, begin == 0};
+    if (type.form == Form::kFloat) {
+      FloatPanel panel;
+      kernels.pack_float(type, segment, row_bytes, columns, values, &panel);
+      kernels.multiply_float(panel, values, x, begin, num_rows, out);
+    } else {
+      Panel panel;
+      kernels.pack(type, segment, row_bytes, columns, values / kBlock, &panel);
+      kernels.multiply(type, panel, values / kBlock, x, begin / kBlock, num_rows, out);
+    }
+  }
+}
+
+}  // namespace strata

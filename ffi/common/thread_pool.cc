@@ -1,0 +1,107 @@
+#include "common/thread_pool.h"
+
+#include <chrono>
+#include <memory>
+
+#include "common/numerics.h"
+
+namespace strata {
+namespace {
+
+// A decode step calls an op every few tens of microseconds; waking a sleeping thread costs about as
+// much as a small op. Longer than this the core is better left to XLA's own threads.
+constexpr auto kSpin = std::chrono::microseconds(100);
+
+inline void Pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+std::unique_ptr<ThreadPool>& Slot() {
+  // Never destroyed: a helper must not outlive the pool at process exit.
+  static auto* pool = new std::unique_ptr<ThreadPool>();
+  return *pool;
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int num_threads) {
+  for (int i = 1; i < num_threads; ++i) helpers_.emplace_back([this] { Help(); });
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    std::lock_guard<std::mutex> lock(sleep_mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  for (std::thread& helper : helpers_) helper.join();
+}
+
+void ThreadPool::Work() {
+  for (int64_t i = next_.fetch_add(1); i < count_; i = next_.fetch_add(1)) (*body_)(i);
+}
+
+void ThreadPool::Run(int64_t count, const std::function<void(int64_t)>& body) {
+  const FloatMode mode;
+  if (count <= 1 || helpers_.empty()) {
+    for (int64_t i = 0; i < count; ++i) body(i);
+    return;
+  }
+  std::lock_guard<std::mutex> lock(job_mutex_);
+  body_ = &body;
+  count_ = count;
+  next_.store(0);
+  const uint64_t open = job_.load() + 1;
+  job_.store(open);
+  if (sleepers_.load() > 0) {
+    std::lock_guard<std::mutex> sleep_lock(sleep_mutex_);
+    wake_.notify_all();
+  }
+  Work();
+  job_.store(open + 1);
+  while (active_.load() > 0) Pause();
+}
+
+void ThreadPool::Help() {
+  const FloatMode mode;
+  uint64_t done = 0;  // the last job this thread took part in
+  const auto waiting = [&] {
+    const uint64_t job = job_.load();
+    return (job % 2 == 0 || job == done) && !stop_;
+  };
+  while (true) {
+    const auto deadline = std::chrono::steady_clock::now() + kSpin;
+    while (waiting()) {
+      for (int i = 0; i < 32 && waiting(); ++i) Pause();
+      if (std::chrono::steady_clock::now() < deadline) continue;
+      std::unique_lock<std::mutex> lock(sleep_mutex_);
+      sleepers_.fetch_add(1);
+      wake_.wait(lock, [&] { return !waiting(); });
+      sleepers_.fetch_sub(1);
+    }
+    if (stop_) return;
+    active_.fetch_add(1);
+    const uint64_t job = job_.load();
+    if (job % 2 == 1) {
+      Work();
+      done = job;
+    }
+    active_.fetch_sub(1);
+  }
+}
+
+ThreadPool& ThreadPool::Global() {
+  if (!Slot()) {
+    const unsigned cores = std::thread::hardware_concurrency();
+    SetThreads(cores > 0 ? static_cast<int>(cores) : 1);
+  }
+  return *Slot();
+}
+
+void ThreadPool::SetThreads(int num_threads) {
+  Slot() = std::make_unique<ThreadPool>(num_threads < 1 ? 1 : num_threads);
+}
+
+}  // namespace strata

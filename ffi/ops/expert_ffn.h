@@ -1,0 +1,38 @@
+// expert_ffn: the routed experts and the shared expert of one layer, and their weighted sum.
+//
+// Row t goes through the experts ids[t, :] and through the shared expert:
+//   row_e = down_e (silu(gate_e x) * (up_e x)),   h is quantised again where it was computed
+//   y = +0;  y = fma(weights[t, a], row, y) for a = 0..A-1;  y = fma(shared_weights[t], shared row, y)
+// An expert's row is a function of x[t] and the expert's bytes alone (contract T): not of the other rows,
+// their grouping, or the number of threads. Rows at and past num_live are zero; their ids are not read.
+#pragma once
+
+#include <cstdint>
+
+#include "weights/weight_store.h"
+
+namespace strata {
+
+struct FfnMatrices {
+  const Matrix* gate;  // [count, F, D]
+  const Matrix* up;    // [count, F, D]
+  const Matrix* down;  // [count, D, F]
+};
+
+struct ExpertFfnArgs {
+  const float* x;               // [T, D]
+  const int32_t* ids;           // [T, A]  in router order
+  const float* weights;         // [T, A]
+  const float* shared_weights;  // [T]
+  float* y;                     // [T, D]
+  int64_t num_rows;             // T
+  int64_t num_live;
+  int64_t width;                // D
+  int64_t num_active;           // A
+  FfnMatrices routed;
+  FfnMatrices shared;           // count 1
+};
+
+void ExpertFfn(const ExpertFfnArgs& args);
+
+}  // namespace strata

@@ -1,0 +1,57 @@
+// Host op; not graph-safe. XLA's side of ngram_rows.
+
+#include "common/check.h"
+#include "common/numerics.h"
+#include "ops/handlers.h"
+#include "ops/ngram_rows.h"
+
+namespace strata {
+namespace {
+
+namespace ffi = xla::ffi;
+
+std::span<const int64_t> Plain(ffi::Span<const int64_t> span) { return {span.begin(), span.size()}; }
+
+ffi::Error Handle(ffi::BufferR2<ffi::S32> tokens, ffi::BufferR0<ffi::S32> live,
+                  ffi::ResultBufferR2<ffi::F32> out, int64_t store, int64_t role,
+                  ffi::Span<const int64_t> multipliers, ffi::Span<const int64_t> offsets,
+                  ffi::Span<const int64_t> sizes) {
+  const FloatMode mode;
+  const auto held = FindStore(store);
+  STRATA_CHECK_ARG("ngram_rows", held != nullptr, "store " + std::to_string(store) + " is closed");
+  const Matrix* table = held->Get(role, 0);
+  const int64_t num_heads = static_cast<int64_t>(sizes.size());
+  STRATA_CHECK_ARG("ngram_rows",
+                   table != nullptr && table->cols * num_heads == out->dimensions()[1],
+                   "role " + std::to_string(role) + " has no table for rows of " +
+                       std::to_string(out->dimensions()[1]));
+  STRATA_CHECK_ARG("ngram_rows",
+                   multipliers.size() >= 2 && offsets.size() == sizes.size() &&
+                       num_heads % (static_cast<int64_t>(multipliers.size()) - 1) == 0 &&
+                       tokens.dimensions()[1] == static_cast<int64_t>(multipliers.size()),
+                   "multipliers, offsets, sizes and tokens do not belong together");
+  for (int64_t j = 0; j < num_heads; ++j) {
+    STRATA_CHECK_ARG("ngram_rows",
+                     sizes[j] > 0 && offsets[j] >= 0 && offsets[j] + sizes[j] <= table->rows,
+                     "head " + std::to_string(j) + " reaches past the table's " +
+                         std::to_string(table->rows) + " rows");
+  }
+  NgramRows({tokens.typed_data(), out->typed_data(), tokens.dimensions()[0], *live.typed_data(),
+             Plain(multipliers), Plain(offsets), Plain(sizes), table});
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(NgramRowsFfi, Handle,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::BufferR2<ffi::S32>>()  // tokens
+                                  .Arg<ffi::BufferR0<ffi::S32>>()  // live
+                                  .Ret<ffi::BufferR2<ffi::F32>>()  // out
+                                  .Attr<int64_t>("store")
+                                  .Attr<int64_t>("role")
+                                  .Attr<ffi::Span<const int64_t>>("multipliers")
+                                  .Attr<ffi::Span<const int64_t>>("offsets")
+                                  .Attr<ffi::Span<const int64_t>>("sizes"));
+
+}  // namespace strata

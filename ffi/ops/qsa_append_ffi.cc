@@ -1,0 +1,104 @@
+// Host op; not graph-safe. XLA's side of qsa_append.
+
+#include <cstring>
+
+#include "common/check.h"
+#include "common/numerics.h"
+#include "ops/handlers.h"
+#include "ops/qsa_append.h"
+
+namespace strata {
+namespace {
+
+namespace ffi = xla::ffi;
+
+template <typename From, typename To>
+float* InPlace(const From& from, To& to) {
+  // XLA copies the operand itself when it cannot alias; a call outside a donated step has two buffers.
+  if (to->typed_data() != from.typed_data()) {
+    std::memcpy(to->typed_data(), from.typed_data(), from.size_bytes());
+  }
+  return to->typed_data();
+}
+
+ffi::Error Handle(ffi::BufferR2<ffi::F32> proj, ffi::BufferR1<ffi::F32> q_norm,
+                  ffi::BufferR1<ffi::F32> k_norm, ffi::BufferR1<ffi::F32> index_q_norm,
+                  ffi::BufferR1<ffi::F32> index_k_norm, ffi::BufferR1<ffi::F32> inv_freq,
+                  ffi::BufferR3<ffi::F32> keys, ffi::BufferR3<ffi::F32> values,
+                  ffi::BufferR2<ffi::F32> index_raw, ffi::BufferR3<ffi::F32> index_keys,
+                  ffi::BufferR0<ffi::S32> pos, ffi::BufferR0<ffi::S32> live,
+                  ffi::ResultBufferR3<ffi::F32> q, ffi::ResultBufferR3<ffi::F32> index_q,
+                  ffi::ResultBufferR3<ffi::F32> new_keys, ffi::ResultBufferR3<ffi::F32> new_values,
+                  ffi::ResultBufferR2<ffi::F32> new_index_raw,
+                  ffi::ResultBufferR3<ffi::F32> new_index_keys, int64_t ratio, float eps) {
+  const FloatMode mode;
+  QsaAppendArgs args = {};
+  args.num_rows = proj.dimensions()[0];
+  args.num_live = *live.typed_data();
+  args.pos = *pos.typed_data();
+  args.num_heads = q->dimensions()[1];
+  args.num_kv_heads = keys.dimensions()[1];
+  args.head_dim = keys.dimensions()[2];
+  args.index_heads = index_q->dimensions()[1];
+  args.index_dim = index_q->dimensions()[2];
+  args.ratio = ratio;
+  args.rotated = 2 * inv_freq.dimensions()[0];
+  args.eps = eps;
+  const int64_t cells = keys.dimensions()[0];
+  STRATA_CHECK_ARG("qsa_append",
+                   args.num_live >= 0 && args.num_live <= args.num_rows && args.pos >= 0 &&
+                       args.pos + args.num_live <= cells,
+                   std::to_string(args.num_live) + " rows at position " + std::to_string(args.pos) +
+                       ", the cache has " + std::to_string(cells) + " cells");
+  const int64_t index_width = args.index_heads > 0 ? (args.index_heads + 1) * args.index_dim : 0;
+  STRATA_CHECK_ARG("qsa_append",
+                   proj.dimensions()[1] ==
+                           (2 * args.num_heads + 2 * args.num_kv_heads) * args.head_dim +
+                               index_width &&
+                       args.rotated <= args.head_dim &&
+                       (args.index_heads == 0 ||
+                        (args.rotated <= args.index_dim && index_raw.dimensions()[0] == cells &&
+                         index_keys.dimensions()[0] * 16 * ratio >= cells)),
+                   "shapes of proj, keys and the indexer's caches do not belong together");
+  args.proj = proj.typed_data();
+  args.q_norm = q_norm.typed_data();
+  args.k_norm = k_norm.typed_data();
+  args.index_q_norm = index_q_norm.typed_data();
+  args.index_k_norm = index_k_norm.typed_data();
+  args.inv_freq = inv_freq.typed_data();
+  args.keys = InPlace(keys, new_keys);
+  args.values = InPlace(values, new_values);
+  args.index_raw = InPlace(index_raw, new_index_raw);
+  args.index_keys = InPlace(index_keys, new_index_keys);
+  args.q = q->typed_data();
+  args.index_q = index_q->typed_data();
+  QsaAppend(args);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(QsaAppendFfi, Handle,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::BufferR2<ffi::F32>>()  // proj
+                                  .Arg<ffi::BufferR1<ffi::F32>>()  // q_norm
+                                  .Arg<ffi::BufferR1<ffi::F32>>()  // k_norm
+                                  .Arg<ffi::BufferR1<ffi::F32>>()  // index_q_norm
+                                  .Arg<ffi::BufferR1<ffi::F32>>()  // index_k_norm
+                                  .Arg<ffi::BufferR1<ffi::F32>>()  // inv_freq
+                                  .Arg<ffi::BufferR3<ffi::F32>>()  // keys
+                                  .Arg<ffi::BufferR3<ffi::F32>>()  // values
+                                  .Arg<ffi::BufferR2<ffi::F32>>()  // index_raw
+                                  .Arg<ffi::BufferR3<ffi::F32>>()  // index_keys
+                                  .Arg<ffi::BufferR0<ffi::S32>>()  // pos
+                                  .Arg<ffi::BufferR0<ffi::S32>>()  // live
+                                  .Ret<ffi::BufferR3<ffi::F32>>()  // q
+                                  .Ret<ffi::BufferR3<ffi::F32>>()  // index_q
+                                  .Ret<ffi::BufferR3<ffi::F32>>()  // new_keys
+                                  .Ret<ffi::BufferR3<ffi::F32>>()  // new_values
+                                  .Ret<ffi::BufferR2<ffi::F32>>()  // new_index_raw
+                                  .Ret<ffi::BufferR3<ffi::F32>>()  // new_index_keys
+                                  .Attr<int64_t>("ratio")
+                                  .Attr<float>("eps"));
+
+}  // namespace strata

@@ -1,0 +1,79 @@
+#include "weights/weight_store.h"
+
+#include <mutex>
+#include <shared_mutex>
+
+namespace strata {
+namespace {
+
+struct Registry {
+  std::shared_mutex mutex;
+  std::vector<std::shared_ptr<WeightStore>> slots;
+};
+
+Registry& TheRegistry() {
+  static auto* registry = new Registry();
+  return *registry;
+}
+
+}  // namespace
+
+std::string WeightStore::Put(int64_t role, int64_t layer, const Matrix& matrix, int64_t num_bytes) {
+  const int64_t num_roles = static_cast<int64_t>(matrices_.size()) / num_layers_;
+  if (role < 0 || role >= num_roles || layer < 0 || layer >= num_layers_) {
+    return "role " + std::to_string(role) + ", layer " + std::to_string(layer) + " outside [0, " +
+           std::to_string(num_roles) + ") x [0, " + std::to_string(num_layers_) + ")";
+  }
+  if (matrix.count < 1 || matrix.rows < 1 || matrix.cols < 1 ||
+      matrix.cols % matrix.type->block_values != 0) {
+    return "a matrix of " + std::to_string(matrix.count) + " x " + std::to_string(matrix.rows) +
+           " x " + std::to_string(matrix.cols) + ", expected whole blocks of " +
+           std::to_string(matrix.type->block_values) + " values";
+  }
+  const int64_t expected =
+      ((matrix.count - 1) * matrix.stride + matrix.rows) * matrix.row_bytes();
+  if (matrix.stride < matrix.rows || num_bytes != expected) {
+    return std::to_string(num_bytes) + " bytes, expected " + std::to_string(expected);
+  }
+  matrices_[role * num_layers_ + layer] = matrix;
+  return "";
+}
+
+const Matrix* WeightStore::Get(int64_t role, int64_t layer) const {
+  if (layer < 0 || layer >= num_layers_ || role < 0 ||
+      role * num_layers_ >= static_cast<int64_t>(matrices_.size())) {
+    return nullptr;
+  }
+  const Matrix& matrix = matrices_[role * num_layers_ + layer];
+  return matrix.bytes == nullptr ? nullptr : &matrix;
+}
+
+int64_t AddStore(std::shared_ptr<WeightStore> store) {
+  Registry& registry = TheRegistry();
+  std::unique_lock lock(registry.mutex);
+  for (size_t i = 0; i < registry.slots.size(); ++i) {
+    if (registry.slots[i] == nullptr) {
+      registry.slots[i] = std::move(store);
+      return static_cast<int64_t>(i);
+    }
+  }
+  registry.slots.push_back(std::move(store));
+  return static_cast<int64_t>(registry.slots.size()) - 1;
+}
+
+void RemoveStore(int64_t slot) {
+  Registry& registry = TheRegistry();
+  std::unique_lock lock(registry.mutex);
+  if (slot >= 0 && slot < static_cast<int64_t>(registry.slots.size())) {
+    registry.slots[slot] = nullptr;
+  }
+}
+
+std::shared_ptr<WeightStore> FindStore(int64_t slot) {
+  Registry& registry = TheRegistry();
+  std::shared_lock lock(registry.mutex);
+  if (slot < 0 || slot >= static_cast<int64_t>(registry.slots.size())) return nullptr;
+  return registry.slots[slot];
+}
+
+}  // namespace strata

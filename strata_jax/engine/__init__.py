@@ -1,0 +1,1 @@
+"""Requests in, token ids out."""

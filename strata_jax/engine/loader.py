@@ -1,0 +1,84 @@
+"""From a checked pack to what programs take: the vectors as arrays on the primary mesh."""
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from strata_jax.model.params import (
+    AttentionParams,
+    LayerParams,
+    LinearParams,
+    MixerParams,
+    NgramParams,
+    Params,
+)
+from strata_jax.weights.pack import Pack
+
+
+def primary_sharding() -> NamedSharding:
+    """Everything dense is replicated over the primary mesh: one device for now."""
+    mesh = Mesh(np.asarray(jax.devices()[:1]), ("primary",))
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def load_params(pack: Pack, sharding: NamedSharding) -> Params:
+    """The model's vectors on the mesh."""
+    config = pack.config
+    layers = tuple(_layer(pack, layer) for layer in range(config.num_layers))
+    ngram = None
+    if config.ngram is not None:
+        ngram = _ngram(pack, f"blk.{config.ngram.layer}.")
+    params = Params(layers=layers, ngram=ngram, output_mixer=_mixer(pack, "output_hc"))
+    return jax.device_put(params, sharding)
+
+
+def _streams(pack: Pack, name: str) -> np.ndarray:
+    return pack.vector(name).reshape(pack.config.num_streams, pack.config.hidden)
+
+
+def _mixer(pack: Pack, prefix: str) -> MixerParams:
+    return MixerParams(norm=_streams(pack, f"{prefix}_norm.weight"))
+
+
+def _layer(pack: Pack, layer: int) -> LayerParams:
+    prefix = f"blk.{layer}."
+    linear = pack.config.layer_kinds[layer] == "linear"
+    return LayerParams(
+        attn_mixer=_mixer(pack, prefix + "hc_attn"),
+        ffn_mixer=_mixer(pack, prefix + "hc_ffn"),
+        mixer=_linear(pack, prefix) if linear else _attention(pack, prefix),
+    )
+
+
+def _linear(pack: Pack, prefix: str) -> LinearParams:
+    return LinearParams(
+        conv_weight=np.ascontiguousarray(pack.vector(prefix + "ssm_conv1d.weight").T),
+        decay=pack.vector(prefix + "ssm_a"),
+        dt_bias=pack.vector(prefix + "ssm_dt.bias"),
+        norm=pack.vector(prefix + "ssm_norm.weight"),
+    )
+
+
+def _attention(pack: Pack, prefix: str) -> AttentionParams:
+    config = pack.config
+    index_norms = [np.ones(max(config.index_dim, 2), np.float32)] * 2
+    if config.index_budget > 0:
+        index_norms = [pack.vector(f"{prefix}indexer.{x}_norm.weight") for x in "qk"]
+    # The rotation's frequencies in float32 step by step, as the reference computes them.
+    exponents = np.arange(0, config.rope_dim, 2, dtype=np.float32) / np.float32(config.rope_dim)
+    return AttentionParams(
+        q_norm=pack.vector(prefix + "attn_q_norm.weight"),
+        k_norm=pack.vector(prefix + "attn_k_norm.weight"),
+        index_q_norm=index_norms[0],
+        index_k_norm=index_norms[1],
+        inv_freq=np.float32(1.0) / np.float32(config.rope_theta) ** exponents,
+    )
+
+
+def _ngram(pack: Pack, prefix: str) -> NgramParams:
+    return NgramParams(
+        norm_key=_streams(pack, prefix + "ple_norm_key.weight"),
+        norm_query=_streams(pack, prefix + "ple_norm_query.weight"),
+        norm_conv=_streams(pack, prefix + "ple_norm_conv.weight"),
+        conv_weight=np.ascontiguousarray(pack.vector(prefix + "ple_conv1d.weight").T),
+    )

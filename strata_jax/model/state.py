@@ -1,0 +1,99 @@
+"""Everything that changes from window to window: one donated pytree.
+
+Its positional part is valid for any prefix of what was read (a cell belongs to a position); its recurrent
+part stands for exactly the ids read so far and must be saved to be resumed (contract C).
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float32, Int32
+
+from strata_jax.config import ModelConfig
+from strata_jax.ops.qsa_append import GROUP
+from strata_jax.types import pytree
+
+
+@pytree
+class AttentionCells:
+    """Positional state of one attention layer; written by `qsa_append`."""
+
+    keys: Float32[Array, "S K C"]
+    values: Float32[Array, "S K C"]
+    index_raw: Float32[Array, "S IC"]
+    index_keys: Float32[Array, "M/16 IC 16"]
+
+
+@pytree
+class LinearState:
+    """Recurrent state of one delta-net layer; written by `gdn_window`."""
+
+    conv: Float32[Array, "K-1 N"]
+    """Inputs of the convolution before the next row, oldest first."""
+    delta: Float32[Array, "Vh C C"]
+
+
+@pytree
+class NgramState:
+    """Recurrent state of the n-gram embedding."""
+
+    tokens: Int32[Array, " N-1"]
+    """The last ids, oldest first; EOS before the start."""
+    conv: Float32[Array, "taps J*D"]
+    """Normed inputs of the dilated convolution before the next row, oldest first."""
+
+
+@pytree
+class RecurrentState:
+    """What must be saved to resume at this point."""
+
+    linear: tuple[LinearState, ...]
+    ngram: NgramState | None
+
+
+@pytree
+class DecodeState:
+    """Donated to every step: never read a state after passing it on."""
+
+    cells: tuple[AttentionCells, ...]
+    recurrent: RecurrentState
+
+
+def num_cells(max_context: int, tile_rows: int) -> int:
+    """Cells that a cache of `max_context` positions needs: padded tiles may reach past the end."""
+    grain = GROUP * 8
+    return -(-(max_context + tile_rows) // grain) * grain
+
+
+def empty_state(config: ModelConfig, cells: int) -> DecodeState:
+    """The state before the first token, `cells` cells a layer."""
+    indexed = config.index_budget > 0
+    groups = cells // config.index_ratio // GROUP + 1 if indexed else 1
+    attention = [
+        AttentionCells(
+            keys=jnp.zeros((cells, config.num_kv_heads, config.head_dim), jnp.float32),
+            values=jnp.zeros((cells, config.num_kv_heads, config.head_dim), jnp.float32),
+            index_raw=jnp.zeros((cells if indexed else 1, max(config.index_dim, 2)), jnp.float32),
+            index_keys=jnp.zeros((groups, max(config.index_dim, 2), GROUP), jnp.float32),
+        )
+        for kind in config.layer_kinds
+        if kind == "attention"
+    ]
+    dim = config.gdn_head_dim
+    channels = (2 * config.gdn_key_heads + config.gdn_value_heads) * dim
+    linear = [
+        LinearState(
+            conv=jnp.zeros((config.conv_kernel - 1, channels), jnp.float32),
+            delta=jnp.zeros((config.gdn_value_heads, dim, dim), jnp.float32),
+        )
+        for kind in config.layer_kinds
+        if kind == "linear"
+    ]
+    ngram = None
+    if config.ngram is not None:
+        taps = (config.ngram.conv_kernel - 1) * config.ngram.ngram_size
+        ngram = NgramState(
+            tokens=jnp.full((config.ngram.ngram_size - 1,), config.ngram.eos_id, np.int32),
+            conv=jnp.zeros((taps, config.num_streams * config.hidden), jnp.float32),
+        )
+    recurrent = RecurrentState(linear=tuple(linear), ngram=ngram)
+    return DecodeState(cells=tuple(attention), recurrent=recurrent)

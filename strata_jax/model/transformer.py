@@ -1,0 +1,98 @@
+"""The whole model: ids in, residual streams and logits out."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32
+
+from strata_jax.config import ModelConfig
+from strata_jax.model import hyper
+from strata_jax.model.gdn import linear_block
+from strata_jax.model.moe import moe_block
+from strata_jax.model.ngram import ngram_block
+from strata_jax.model.params import AttentionParams, LinearParams, Params
+from strata_jax.model.qsa import attention_block
+from strata_jax.model.state import DecodeState, RecurrentState
+from strata_jax.ops.roles import Role
+from strata_jax.ops.sets import Op, OpSet
+
+
+def forward(
+    ops: OpSet,
+    delta_rule: Op,
+    config: ModelConfig,
+    params: Params,
+    state: DecodeState,
+    ids: Int32[Array, " T"],
+    pos: Int32[Array, ""],
+    live: Int32[Array, ""],
+) -> tuple[Float32[Array, "T J D"], DecodeState]:
+    """Reads rows 0..live-1 at positions pos.. through every layer.
+
+    Layers are unrolled: a layer is some ten native calls and a few fusions, and with a state leaf per layer
+    every cache is updated in place.
+
+    Args:
+        ops: the op set.
+        delta_rule: `ops.gdn_window` for a window, `ops.gdn_chunk` for a tile.
+        config: sizes.
+        params: the model's vectors.
+        state: donated.
+        ids: tokens; those at and past `live` are not read.
+        pos: position of row 0.
+        live: rows that count.
+
+    Returns:
+        the residual streams after the last layer (rows past `live` hold no meaning), and the new state.
+    """
+    x = ops.embed_rows(ids, live, width=config.hidden)
+    streams = jnp.repeat(x[:, None, :], config.num_streams, axis=1)
+    cells = list(state.cells)
+    linear = list(state.recurrent.linear)
+    ngram = state.recurrent.ngram
+    num_attention = num_linear = 0
+    for layer, layer_params in enumerate(params.layers):
+        if config.ngram is not None and layer == config.ngram.layer:
+            assert params.ngram is not None and ngram is not None
+            streams, ngram = ngram_block(ops, config, params.ngram, ngram, streams, ids, live)
+        down = (Role.HC_ATTN_DOWN, Role.HC_ATTN_INJECT)
+        x, beta = hyper.read(
+            ops, config, layer_params.attn_mixer, streams, live, layer=layer, down=down,
+            up=Role.HC_ATTN_UP,
+        )
+        mixer = layer_params.mixer
+        if isinstance(mixer, LinearParams):
+            y, linear[num_linear] = linear_block(
+                ops, delta_rule, config, mixer, linear[num_linear], x, live, layer=layer
+            )
+            num_linear += 1
+        else:
+            assert isinstance(mixer, AttentionParams)
+            y, cells[num_attention] = attention_block(
+                ops, config, mixer, cells[num_attention], x, pos, live, layer=layer
+            )
+            num_attention += 1
+        streams = hyper.write(streams, y, beta)
+        down = (Role.HC_FFN_DOWN, Role.HC_FFN_INJECT)
+        x, beta = hyper.read(
+            ops, config, layer_params.ffn_mixer, streams, live, layer=layer, down=down,
+            up=Role.HC_FFN_UP,
+        )
+        streams = hyper.write(streams, moe_block(ops, config, x, live, layer=layer), beta)
+    recurrent = RecurrentState(linear=tuple(linear), ngram=ngram)
+    return streams, DecodeState(cells=tuple(cells), recurrent=recurrent)
+
+
+def head(
+    ops: OpSet,
+    config: ModelConfig,
+    params: Params,
+    streams: Float32[Array, "T J D"],
+    live: Int32[Array, ""],
+) -> Float32[Array, "T V"]:
+    """Logits of the live rows; there is no other final norm. Source: model.md, section 2."""
+    x, _ = hyper.read(
+        ops, config, params.output_mixer, streams, live, layer=0,
+        down=(Role.OUTPUT_HC_DOWN,), up=Role.OUTPUT_HC_UP,
+    )
+    return ops.quant_matmul(
+        x, live, layer=0, roles=(Role.OUTPUT,), num_columns=config.vocab_size
+    )

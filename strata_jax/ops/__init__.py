@@ -1,0 +1,1 @@
+"""Native ops and their twins."""

@@ -1,0 +1,127 @@
+"""A gated-delta-net block between its projections. Native side: `ffi/ops/gdn_window.h`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float32, Int32
+
+from strata_jax.ops.native import target
+
+UNIT_EPS = 1e-6
+"""Inside the root of the q and k normalisation; fixed by the model, not its config."""
+
+
+def gdn_window(
+    proj: Float32[Array, "T P"],
+    conv_weight: Float32[Array, "K N"],
+    decay: Float32[Array, " Vh"],
+    dt_bias: Float32[Array, " Vh"],
+    norm_weight: Float32[Array, " C"],
+    conv_state: Float32[Array, "K-1 N"],
+    state: Float32[Array, "Vh C C"],
+    live: Int32[Array, ""],
+    *,
+    key_heads: int,
+    eps: float,
+) -> tuple[Float32[Array, "T Vh*C"], Float32[Array, "K-1 N"], Float32[Array, "Vh C C"]]:
+    """Convolution, delta rule row after row, gated norm; the two states are updated in place.
+
+    Args:
+        proj: q|k|v channels (N = (2 Kh + Vh) C), then z (Vh C), alpha and beta (Vh each).
+        conv_weight: taps of the causal convolution, the row itself last.
+        decay: -exp(A_log) of each value head.
+        dt_bias: added to alpha before softplus.
+        norm_weight: of the gated norm, not zero-centred.
+        conv_state: the K-1 inputs before row 0, oldest first.
+        state: S of each value head, key index first.
+        live: rows that count; the others change nothing and give zeros.
+        key_heads: Kh; value head n reads key head n mod Kh (order of GGUF files).
+        eps: of the gated norm.
+
+    Source: Yang et al. 2024, "Gated Delta Networks", eq. 10; model.md, section 3.
+    """
+    value_heads, dim, _ = state.shape
+    out = (
+        jax.ShapeDtypeStruct((proj.shape[0], value_heads * dim), jnp.float32),
+        jax.ShapeDtypeStruct(conv_state.shape, jnp.float32),
+        jax.ShapeDtypeStruct(state.shape, jnp.float32),
+    )
+    call = jax.ffi.ffi_call(target("gdn_window"), out, input_output_aliases={5: 1, 6: 2})
+    y, new_conv_state, new_state = call(
+        proj,
+        conv_weight,
+        decay,
+        dt_bias,
+        norm_weight,
+        conv_state,
+        state,
+        live,
+        key_heads=np.int64(key_heads),
+        eps=np.float32(eps),
+    )
+    return y, new_conv_state, new_state
+
+
+def gdn_inputs_ref(proj, conv_weight, decay, dt_bias, conv_state, live, *, key_heads, dim):
+    """The delta rule's inputs of each row, in plain jnp.
+
+    Returns:
+        q, k [T, Vh, C] normalised and repeated per value head, v [T, Vh, C], log decay g and beta
+        [T, Vh], z [T, Vh, C], and the new conv state. Dead rows have k, v, beta and g zero: they leave
+        the state alone.
+    """
+    T = proj.shape[0]
+    taps, channels = conv_weight.shape
+    value_heads = decay.shape[0]
+    rows = jnp.arange(T)[:, None] < live
+    inputs = jnp.concatenate([conv_state, jnp.where(rows, proj[:, :channels], 0.0)])
+    mixed = jax.nn.silu(sum(conv_weight[j] * inputs[j : j + T] for j in range(taps)))
+    new_conv_state = jax.lax.dynamic_slice_in_dim(inputs, live, taps - 1)
+    q, k, v = jnp.split(mixed, [key_heads * dim, 2 * key_heads * dim], axis=1)
+
+    def unit(x):
+        x = x.reshape(T, key_heads, dim)
+        x = x / jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + UNIT_EPS)
+        return jnp.tile(x, (1, value_heads // key_heads, 1))  # value head n reads n mod Kh
+
+    z, alpha, beta = jnp.split(
+        proj[:, channels:], [value_heads * dim, value_heads * (dim + 1)], axis=1
+    )
+    g = decay * jax.nn.softplus(alpha + dt_bias)
+    heads = (T, value_heads, dim)
+    return (
+        unit(q) * dim**-0.5,
+        jnp.where(rows[..., None], unit(k), 0.0),
+        jnp.where(rows[..., None], v.reshape(heads), 0.0),
+        jnp.where(rows, g, 0.0),
+        jnp.where(rows, jax.nn.sigmoid(beta), 0.0),
+        z.reshape(heads),
+        new_conv_state,
+    )
+
+
+def gated_norm_ref(o, z, norm_weight, live, *, eps):
+    """RMS(o) * weight * sigmoid(z) per value head, [T, Vh, C] to [T, Vh*C]; dead rows zero."""
+    scale = jax.lax.rsqrt(jnp.mean(o * o, axis=-1, keepdims=True) + eps)
+    y = (o * scale * norm_weight * jax.nn.sigmoid(z)).reshape(o.shape[0], -1)
+    return jnp.where(jnp.arange(o.shape[0])[:, None] < live, y, 0.0)
+
+
+def gdn_window_ref(
+    proj, conv_weight, decay, dt_bias, norm_weight, conv_state, state, live, *, key_heads, eps
+):
+    """What `gdn_window` must equal, in plain jnp: the recurrence of model.md, section 3."""
+    dim = state.shape[1]
+    q, k, v, g, beta, z, new_conv_state = gdn_inputs_ref(
+        proj, conv_weight, decay, dt_bias, conv_state, live, key_heads=key_heads, dim=dim
+    )
+
+    def step(S, row):  # S [Vh, C, C]
+        q, k, v, g, beta = row
+        S = jnp.exp(g)[:, None, None] * S
+        u = beta[:, None] * (v - jnp.einsum("hk,hkv->hv", k, S))
+        S = S + k[:, :, None] * u[:, None, :]
+        return S, jnp.einsum("hk,hkv->hv", q, S)
+
+    new_state, o = jax.lax.scan(step, state, (q, k, v, g, beta))
+    return gated_norm_ref(o, z, norm_weight, live, eps=eps), new_conv_state, new_state

@@ -1,0 +1,111 @@
+"""The two op sets that `model/transformer.py` runs with: native, and plain jnp twins.
+
+One forward serves both; nothing else in the code knows the difference. `native_ops` reads matrices where
+the native store says they lie; `plain_ops` is the readable version and the oracle of the tests, on
+dequantised float32 matrices.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from strata_jax.config import NgramConfig
+from strata_jax.ops import (
+    embed_rows,
+    expert_ffn,
+    gdn_chunk,
+    gdn_window,
+    ngram_rows,
+    qsa_append,
+    qsa_attend,
+    qsa_select,
+    quant_matmul,
+    router_topk,
+)
+from strata_jax.ops.roles import Role
+
+Op = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OpSet:
+    """One implementation of every op; the fields are called as the functions of the same name."""
+
+    quant_matmul: Op
+    """(x, live, *, layer, roles, num_columns) -> [T, N]"""
+    expert_ffn: Op
+    """(x, ids, weights, shared_weights, live, *, layer) -> [T, D]"""
+    embed_rows: Op
+    """(ids, live, *, width) -> [T, D]"""
+    ngram_rows: Op
+    """(tokens, live, *, ngram) -> [T, W*C]"""
+    router_topk: Op
+    gdn_window: Op
+    """For windows; must not depend on the number of rows."""
+    gdn_chunk: Op
+    """For tiles: T is a multiple of 64 and row 0 lies on a multiple of 64."""
+    qsa_append: Op
+    qsa_select: Op
+    qsa_attend: Op
+
+
+def native_ops(store: int) -> OpSet:
+    """The native ops over the weight store of that slot."""
+    return OpSet(
+        quant_matmul=functools.partial(quant_matmul.quant_matmul, store=store),
+        expert_ffn=functools.partial(expert_ffn.expert_ffn, store=store),
+        embed_rows=functools.partial(embed_rows.embed_rows, store=store),
+        ngram_rows=functools.partial(ngram_rows.ngram_rows, store=store),
+        router_topk=router_topk.router_topk,
+        gdn_window=gdn_window.gdn_window,
+        gdn_chunk=gdn_window.gdn_window,
+        qsa_append=qsa_append.qsa_append,
+        qsa_select=qsa_select.qsa_select,
+        qsa_attend=qsa_attend.qsa_attend,
+    )
+
+
+def plain_ops(matrices: Mapping[tuple[Role, int], np.ndarray]) -> OpSet:
+    """The twins, over dequantised matrices [N, K] (experts [E, N, K]) by role and layer."""
+
+    def matmul(x, live, *, layer: int, roles: Sequence[Role], num_columns: int):
+        chosen = [matrices[role, layer] for role in roles]
+        y = quant_matmul.quant_matmul_ref(x, live, matrices=chosen)
+        assert y.shape[1] == num_columns, (roles, y.shape, num_columns)
+        return y
+
+    def experts(x, ids, weights, shared_weights, live, *, layer: int):
+        chosen = [matrices[role, layer] for role in expert_ffn.ROLES]
+        return expert_ffn.expert_ffn_ref(x, ids, weights, shared_weights, live, matrices=chosen)
+
+    def embed(ids, live, *, width: int):
+        table = jax.numpy.asarray(matrices[Role.TOKEN_EMBD, 0])
+        assert table.shape[1] == width
+        return embed_rows.embed_rows_ref(ids, live, table=table)
+
+    def ngrams(tokens, live, *, ngram: NgramConfig):
+        table = matrices[Role.NGRAM_TABLE, 0]
+        out = jax.ShapeDtypeStruct(
+            (tokens.shape[0], ngram.num_heads * ngram.row_width), np.float32
+        )
+        run = functools.partial(ngram_rows.ngram_rows_ref, table=table, ngram=ngram)
+        return jax.pure_callback(
+            lambda tokens, live: run(np.asarray(tokens), int(live)), out, tokens, live
+        )
+
+    return OpSet(
+        quant_matmul=matmul,
+        expert_ffn=experts,
+        embed_rows=embed,
+        ngram_rows=ngrams,
+        router_topk=router_topk.router_topk_ref,
+        gdn_window=gdn_window.gdn_window_ref,
+        gdn_chunk=gdn_chunk.gdn_chunk,
+        qsa_append=qsa_append.qsa_append_ref,
+        qsa_select=qsa_select.qsa_select_ref,
+        qsa_attend=qsa_attend.qsa_attend_ref,
+    )

@@ -1,0 +1,1 @@
+"""Model files and the handles of what native code keeps."""
