@@ -29,7 +29,8 @@ constexpr Target kTargets[] = {
     {"router_topk", RouterTopkFfi},   {"embed_rows", EmbedRowsFfi},
     {"ngram_rows", NgramRowsFfi},     {"gdn_window", GdnWindowFfi},
     {"qsa_append", QsaAppendFfi},     {"qsa_select", QsaSelectFfi},
-    {"qsa_attend", QsaAttendFfi},
+    {"qsa_attend", QsaAttendFfi},     {"hyper_read", HyperReadFfi},
+    {"ngram_gate", NgramGateFfi},
 };
 
 py::dict Targets() {
@@ -87,7 +88,11 @@ py::dict UnpackRows(int64_t type_id, const py::buffer& data, int64_t num_rows, i
   if (num_cols % type->block_values != 0 || info.size * info.itemsize != num_rows * row_bytes) {
     throw std::invalid_argument("unpack_rows: bytes and shape do not fit");
   }
-  const UnpackFn unpack = isa == "scalar" ? ScalarUnpack(type->type) : Avx2Unpack(type->type);
+  UnpackFn unpack = nullptr;
+  if (isa == "scalar") unpack = ScalarUnpack(type->type);
+  if (isa == "avx2" && CpuRuns("avx2")) unpack = Avx2Unpack(type->type);
+  if (isa == "avx512" && CpuRuns("avx512")) unpack = Avx512Unpack(type->type);
+  if (unpack == nullptr) throw std::invalid_argument("unpack_rows: no " + isa + " here");
   py::array_t<uint8_t> codes({num_rows, num_cols});
   py::array_t<float> d({num_rows, num_cols / 32}), m({num_rows, num_cols / 32});
   py::array_t<float> k({num_rows, num_cols / 16}), n({num_rows, num_cols / 16});

@@ -1,6 +1,11 @@
-"""Frozen settings of a model. Parsed from a file's metadata by `weights/pack.py`."""
+"""Frozen settings of a model, and what the environment says: nothing else reads its variables.
+
+The settings are parsed from a file's metadata by `weights/metadata.py`.
+"""
 
 import dataclasses
+import os
+import pathlib
 from typing import Literal
 
 LayerKind = Literal["linear", "attention"]
@@ -80,3 +85,39 @@ class ModelConfig:
     ngram: NgramConfig | None
     eos_id: int
     """Token that ends an answer (`tokenizer.ggml.eos_token_id`)."""
+
+
+def environment_notes() -> tuple[str, ...]:
+    """One line for every environment variable that is set although it decides nothing here."""
+    notes = []
+    if os.environ.get("STRATA_MMQ_NO_STREAMK", "0") not in ("", "0"):
+        notes.append("STRATA_MMQ_NO_STREAMK: always on here, sums have one order")
+    for name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME"):
+        value = os.environ.get(name, "")
+        if value not in ("", "cpu"):
+            notes.append(f"{name}={value} has no effect: --platform decides")
+    return tuple(notes)
+
+
+def user_cache_dir() -> pathlib.Path | None:
+    """Where this user's caches live (XDG base directory specification); None without a home."""
+    base = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if base.is_absolute():  # the specification: relative paths are to be ignored
+        return base / "strata_jax"
+    try:
+        return pathlib.Path.home() / ".cache" / "strata_jax"
+    except RuntimeError:
+        return None
+
+
+def loader_environment() -> dict[str, str]:
+    """Variables that decide which shared libraries and devices a process sees, as far as set."""
+    names = (
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "CUDA_VISIBLE_DEVICES",
+        "JAX_PLATFORMS",
+        "XLA_FLAGS",
+        "PYTHONPATH",
+    )
+    return {name: os.environ[name] for name in names if os.environ.get(name)}

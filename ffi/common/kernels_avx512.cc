@@ -40,7 +40,7 @@ inline void Transpose16(__m512i v[16]) {
 
 void Pack(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows, int num_blocks,
           Panel* panel) {
-  const UnpackFn unpack = Avx2Unpack(type.type);
+  const UnpackFn unpack = Avx512Unpack(type.type);
   RowSegment segments[kPanelRows];
   for (int r = 0; r < num_rows; ++r) unpack(rows + r * row_bytes, num_blocks, &segments[r]);
   for (int r = num_rows; r < kPanelRows; ++r) std::memset(&segments[r], 0, sizeof(RowSegment));

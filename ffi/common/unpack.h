@@ -34,4 +34,7 @@ UnpackFn ScalarUnpack(GgmlType type);
 // Needs AVX2 and F16C. The scalar function where no faster one exists.
 UnpackFn Avx2Unpack(GgmlType type);
 
+// Uses AVX-512 VBMI where the CPU has it and it pays; else the AVX2 function.
+UnpackFn Avx512Unpack(GgmlType type);
+
 }  // namespace strata

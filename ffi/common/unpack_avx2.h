@@ -87,4 +87,46 @@ static inline __m256i NibbleCodes(__m128i bytes) {
   return _mm256_and_si256(both, _mm256_set1_epi8(0x0f));
 }
 
+// Eight 4-bit fields of 4 bytes, the low nibble of each byte first.
+static inline __m256i EightNibbles(const uint8_t* bytes) {
+  const __m256i at = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+  const __m256i packed = _mm256_set1_epi32(LoadWord<int32_t>(bytes));
+  return _mm256_and_si256(_mm256_srlv_epi32(packed, at), _mm256_set1_epi32(15));
+}
+
+// 7 sign bits in each byte (bit 7 clear) to 8: the number of negatives in a vector is even.
+static inline __m256i EvenSigns(__m256i seven_bits) {
+  const char odd = static_cast<char>(0x80);
+  const __m256i parity = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, odd, odd, 0, odd, 0, 0, odd, odd, 0, 0, odd, 0, odd, odd, 0));
+  const __m256i folded = _mm256_xor_si256(seven_bits, _mm256_srli_epi16(seven_bits, 4));
+  const __m256i nibble = _mm256_and_si256(folded, _mm256_set1_epi8(0x0f));
+  return _mm256_or_si256(seven_bits, _mm256_shuffle_epi8(parity, nibble));
+}
+
+// Eight words of 4 x 7 sign bits to 32 sign bytes.
+static inline __m256i SignsOfWords(__m256i words) {
+  const auto field = [&](int v, __m256i shifted) {
+    return _mm256_and_si256(shifted, _mm256_set1_epi32(0x7f << (8 * v)));
+  };
+  const __m256i low = _mm256_or_si256(field(0, words), field(1, _mm256_slli_epi32(words, 1)));
+  const __m256i high =
+      _mm256_or_si256(field(2, _mm256_slli_epi32(words, 2)), field(3, _mm256_slli_epi32(words, 3)));
+  return EvenSigns(_mm256_or_si256(low, high));
+}
+
+// 1 + 2 s for eight scales.
+static inline __m256i OddScales(__m256i scales) {
+  return _mm256_add_epi32(_mm256_add_epi32(scales, scales), _mm256_set1_epi32(1));
+}
+
+// Factors 1 + 2 s of IQ2_XS and IQ2_S from 8 bytes of nibble pairs, the low one first.
+static inline void StoreSplitScales(float d, const uint8_t* nibbles, RowSegment* out) {
+  StoreSame(d * 0.125f, out->d);
+  const __m128i bytes = Load8Bytes(nibbles);
+  const __m128i pairs = _mm_unpacklo_epi8(bytes, _mm_srli_epi16(bytes, 4));
+  const __m128i scales = _mm_and_si128(pairs, _mm_set1_epi8(0x0f));
+  StoreSignedFloats(_mm_add_epi8(_mm_add_epi8(scales, scales), _mm_set1_epi8(1)), out->k);
+}
+
 }  // namespace strata

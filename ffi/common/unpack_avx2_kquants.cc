@@ -124,11 +124,9 @@ void UnpackQ6_K(const uint8_t* block, int /*num_blocks*/, RowSegment* out) {
 }
 
 void UnpackIQ4_XS(const uint8_t* block, int /*num_blocks*/, RowSegment* out) {
-  const __m256i nibble_at = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
   const __m256i pair_at = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
-  const __m256i low = _mm256_set1_epi32(LoadWord<int32_t>(block + 4));
   const __m256i high = _mm256_set1_epi32(LoadWord<uint16_t>(block + 2));
-  const __m256i four = _mm256_and_si256(_mm256_srlv_epi32(low, nibble_at), _mm256_set1_epi32(15));
+  const __m256i four = EightNibbles(block + 4);
   const __m256i two = _mm256_and_si256(_mm256_srlv_epi32(high, pair_at), _mm256_set1_epi32(3));
   const __m256i scales = _mm256_or_si256(four, _mm256_slli_epi32(two, 4));
   StoreScaled(_mm256_sub_epi32(scales, _mm256_set1_epi32(32)), LoadHalf(block), out->d);

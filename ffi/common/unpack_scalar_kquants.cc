@@ -19,9 +19,10 @@ void UnpackQ2_K(const uint8_t* block, int /*num_blocks*/, RowSegment* out) {
     out->k[group] = static_cast<float>(block[group] & 0x0f);
     out->n[group] = static_cast<float>(block[group] >> 4);
   }
-  for (int i = 0; i < kSegment; ++i) {
-    const int shift = 2 * (i % 128 / 32);
-    out->codes[i] = (packed[i / 128 * 32 + i % 32] >> shift) & 3;
+  for (int b = 0; b < kSegmentBlocks; ++b) {
+    for (int i = 0; i < kBlock; ++i) {
+      out->codes[b * kBlock + i] = (packed[b / 4 * 32 + i] >> (2 * (b % 4))) & 3;
+    }
   }
 }
 
@@ -38,10 +39,12 @@ void UnpackQ3_K(const uint8_t* block, int /*num_blocks*/, RowSegment* out) {
     const int high = (factors[8 + g % 4] >> (2 * (g / 4))) & 3;
     out->k[g] = static_cast<float>((low | high << 4) - 32);
   }
-  for (int i = 0; i < kSegment; ++i) {
-    const int low = (packed[i / 128 * 32 + i % 32] >> (2 * (i % 128 / 32))) & 3;
-    const int high = (block[i % 32] >> (i / 32)) & 1;
-    out->codes[i] = static_cast<uint8_t>(low | high << 2);
+  for (int b = 0; b < kSegmentBlocks; ++b) {
+    for (int i = 0; i < kBlock; ++i) {
+      const int low = (packed[b / 4 * 32 + i] >> (2 * (b % 4))) & 3;
+      const int high = (block[i] >> b) & 1;
+      out->codes[b * kBlock + i] = static_cast<uint8_t>(low | high << 2);
+    }
   }
 }
 
@@ -69,8 +72,10 @@ void ScalesAndMinimums(const uint8_t* header, RowSegment* out) {
 void UnpackQ4_K(const uint8_t* block, int /*num_blocks*/, RowSegment* out) {
   ScalesAndMinimums(block, out);
   const uint8_t* packed = block + 16;
-  for (int i = 0; i < kSegment; ++i) {
-    out->codes[i] = (packed[i / 64 * 32 + i % 32] >> (4 * (i / 32 % 2))) & 0x0f;
+  for (int b = 0; b < kSegmentBlocks; ++b) {
+    for (int i = 0; i < kBlock; ++i) {
+      out->codes[b * kBlock + i] = (packed[b / 2 * 32 + i] >> (4 * (b % 2))) & 0x0f;
+    }
   }
 }
 
@@ -80,9 +85,11 @@ void UnpackQ5_K(const uint8_t* block, int /*num_blocks*/, RowSegment* out) {
   ScalesAndMinimums(block, out);
   const uint8_t* high = block + 16;
   const uint8_t* packed = block + 48;
-  for (int i = 0; i < kSegment; ++i) {
-    const int low = (packed[i / 64 * 32 + i % 32] >> (4 * (i / 32 % 2))) & 0x0f;
-    out->codes[i] = static_cast<uint8_t>(low | ((high[i % 32] >> (i / 32)) & 1) << 4);
+  for (int b = 0; b < kSegmentBlocks; ++b) {
+    for (int i = 0; i < kBlock; ++i) {
+      const int low = (packed[b / 2 * 32 + i] >> (4 * (b % 2))) & 0x0f;
+      out->codes[b * kBlock + i] = static_cast<uint8_t>(low | ((high[i] >> b) & 1) << 4);
+    }
   }
 }
 
@@ -96,12 +103,16 @@ void UnpackQ6_K(const uint8_t* block, int /*num_blocks*/, RowSegment* out) {
   for (int group = 0; group < 2 * kSegmentBlocks; ++group) {
     out->k[group] = static_cast<float>(static_cast<int8_t>(factors[group]));
   }
-  for (int i = 0; i < kSegment; ++i) {
-    const int half = i / 128;
-    const int run = i % 128 / 32;
-    const int low = (block[64 * half + 32 * (run % 2) + i % 32] >> (4 * (run / 2))) & 0x0f;
-    const int high = (block[128 + 32 * half + i % 32] >> (2 * run)) & 3;
-    out->codes[i] = static_cast<uint8_t>(low | high << 4);
+  for (int b = 0; b < kSegmentBlocks; ++b) {
+    const int half = b / 4;
+    const int run = b % 4;
+    const uint8_t* nibbles = block + 64 * half + 32 * (run % 2);
+    const uint8_t* pairs = block + 128 + 32 * half;
+    for (int i = 0; i < kBlock; ++i) {
+      const int low = (nibbles[i] >> (4 * (run / 2))) & 0x0f;
+      const int high = (pairs[i] >> (2 * run)) & 3;
+      out->codes[b * kBlock + i] = static_cast<uint8_t>(low | high << 4);
+    }
   }
 }
 

@@ -94,9 +94,12 @@ void UnpackMXFP4(const uint8_t* blocks, int num_blocks, RowSegment* out) {
 void UnpackQ1_0(const uint8_t* blocks, int num_blocks, RowSegment* out) {
   for (int b = 0; b < num_blocks; b += 4, blocks += 18) {
     for (int part = 0; part < 4; ++part) out->d[b + part] = LoadScale(blocks);
-    for (int i = 0; i < 128; ++i) {
-      const int bit = (blocks[2 + i / 8] >> (i % 8)) & 1;
-      out->codes[b * kBlock + i] = static_cast<uint8_t>(kGridBias - 1 + 2 * bit);
+    for (int byte = 0; byte < 16; ++byte) {
+      uint8_t* codes = out->codes + b * kBlock + 8 * byte;
+      for (int i = 0; i < 8; ++i) {
+        const int bit = (blocks[2 + byte] >> i) & 1;
+        codes[i] = static_cast<uint8_t>(kGridBias - 1 + 2 * bit);
+      }
     }
   }
 }
@@ -105,9 +108,12 @@ void UnpackQ1_0(const uint8_t* blocks, int num_blocks, RowSegment* out) {
 void UnpackQ2_0(const uint8_t* blocks, int num_blocks, RowSegment* out) {
   for (int b = 0; b < num_blocks; b += 2, blocks += 18) {
     out->d[b] = out->d[b + 1] = LoadScale(blocks);
-    for (int i = 0; i < 64; ++i) {
-      const int q = (blocks[2 + i / 4] >> (2 * (i % 4))) & 3;
-      out->codes[b * kBlock + i] = static_cast<uint8_t>(kGridBias - 1 + q);
+    for (int byte = 0; byte < 16; ++byte) {
+      uint8_t* codes = out->codes + b * kBlock + 4 * byte;
+      for (int i = 0; i < 4; ++i) {
+        const int q = (blocks[2 + byte] >> (2 * i)) & 3;
+        codes[i] = static_cast<uint8_t>(kGridBias - 1 + q);
+      }
     }
   }
 }

@@ -1,8 +1,7 @@
 // Host op; not graph-safe. XLA's side of gdn_window.
 
-#include <cstring>
-
 #include "common/check.h"
+#include "common/in_place.h"
 #include "common/numerics.h"
 #include "ops/gdn_window.h"
 #include "ops/handlers.h"
@@ -39,20 +38,13 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> proj, ffi::BufferR2<ffi::F32> conv_wei
   STRATA_CHECK_ARG("gdn_window", args.num_live >= 0 && args.num_live <= args.num_rows,
                    std::to_string(args.num_live) + " live rows of " +
                        std::to_string(args.num_rows));
-  // XLA copies the operand itself when it cannot alias; a call outside a donated step has two buffers.
-  if (new_state->typed_data() != state.typed_data()) {
-    std::memcpy(new_state->typed_data(), state.typed_data(), state.size_bytes());
-  }
-  if (new_conv_state->typed_data() != conv_state.typed_data()) {
-    std::memcpy(new_conv_state->typed_data(), conv_state.typed_data(), conv_state.size_bytes());
-  }
   args.proj = proj.typed_data();
   args.conv_weight = conv_weight.typed_data();
   args.decay = decay.typed_data();
   args.dt_bias = dt_bias.typed_data();
   args.norm_weight = norm_weight.typed_data();
-  args.conv_state = new_conv_state->typed_data();
-  args.state = new_state->typed_data();
+  args.conv_state = InPlace(conv_state, new_conv_state);
+  args.state = InPlace(state, new_state);
   args.y = y->typed_data();
   GdnWindow(args);
   return ffi::Error::Success();

@@ -1,8 +1,7 @@
 // Host op; not graph-safe. XLA's side of qsa_append.
 
-#include <cstring>
-
 #include "common/check.h"
+#include "common/in_place.h"
 #include "common/numerics.h"
 #include "ops/handlers.h"
 #include "ops/qsa_append.h"
@@ -11,15 +10,6 @@ namespace strata {
 namespace {
 
 namespace ffi = xla::ffi;
-
-template <typename From, typename To>
-float* InPlace(const From& from, To& to) {
-  // XLA copies the operand itself when it cannot alias; a call outside a donated step has two buffers.
-  if (to->typed_data() != from.typed_data()) {
-    std::memcpy(to->typed_data(), from.typed_data(), from.size_bytes());
-  }
-  return to->typed_data();
-}
 
 ffi::Error Handle(ffi::BufferR2<ffi::F32> proj, ffi::BufferR1<ffi::F32> q_norm,
                   ffi::BufferR1<ffi::F32> k_norm, ffi::BufferR1<ffi::F32> index_q_norm,

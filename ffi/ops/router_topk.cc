@@ -27,9 +27,10 @@ void RouterTopk(const RouterTopkArgs& args) {
     if (t >= args.num_live) {
       std::fill(ids, ids + args.num_active, 0);
       std::fill(weights, weights + args.num_active, 0.0f);
+      args.shared[t] = 0.0f;
       continue;
     }
-    const float* logits = args.logits + t * args.stride;
+    const float* logits = args.logits + t * (args.num_experts + 1);
     for (int64_t e = 0; e < args.num_experts; ++e) {
       keys[e] = static_cast<uint64_t>(OrderedBits(logits[e])) << 32 | (0xffffffffu - static_cast<uint32_t>(e));
     }
@@ -42,6 +43,7 @@ void RouterTopk(const RouterTopkArgs& args) {
       sum += weights[a];
     }
     for (int64_t a = 0; a < args.num_active; ++a) weights[a] /= sum;
+    args.shared[t] = 1.0f / (1.0f + std::exp(-logits[args.num_experts]));
   }
 }
 

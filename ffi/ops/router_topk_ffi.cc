@@ -12,14 +12,15 @@ namespace ffi = xla::ffi;
 
 ffi::Error Handle(ffi::BufferR2<ffi::F32> logits, ffi::BufferR0<ffi::S32> live,
                   ffi::ResultBufferR2<ffi::S32> ids, ffi::ResultBufferR2<ffi::F32> weights,
-                  int64_t num_experts) {
+                  ffi::ResultBufferR1<ffi::F32> shared) {
   const FloatMode mode;
   const int64_t num_rows = logits.dimensions()[0];
   const int64_t num_active = ids->dimensions()[1];
-  STRATA_CHECK_ARG("router_topk", num_active <= num_experts && num_experts <= logits.dimensions()[1],
-                   "needs num_active <= num_experts <= columns");
-  RouterTopk({logits.typed_data(), ids->typed_data(), weights->typed_data(), num_rows,
-              *live.typed_data(), logits.dimensions()[1], num_experts, num_active});
+  const int64_t num_experts = logits.dimensions()[1] - 1;
+  STRATA_CHECK_ARG("router_topk", num_active <= num_experts,
+                   std::to_string(num_active) + " of " + std::to_string(num_experts) + " experts");
+  RouterTopk({logits.typed_data(), ids->typed_data(), weights->typed_data(),
+              shared->typed_data(), num_rows, *live.typed_data(), num_experts, num_active});
   return ffi::Error::Success();
 }
 
@@ -31,6 +32,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(RouterTopkFfi, Handle,
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // live
                                   .Ret<ffi::BufferR2<ffi::S32>>()  // ids
                                   .Ret<ffi::BufferR2<ffi::F32>>()  // weights
-                                  .Attr<int64_t>("num_experts"));
+                                  .Ret<ffi::BufferR1<ffi::F32>>());  // shared
 
 }  // namespace strata

@@ -1,6 +1,5 @@
 """The feed-forward half of every layer: routed experts and a shared one."""
 
-import jax
 from jaxtyping import Array, Float32, Int32
 
 from strata_jax.config import ModelConfig
@@ -24,8 +23,5 @@ def moe_block(
         roles=(Role.FFN_ROUTER, Role.FFN_SHARED_ROUTER),
         num_columns=config.num_experts + 1,
     )
-    ids, weights = ops.router_topk(
-        logits, live, num_experts=config.num_experts, num_active=config.num_experts_active
-    )
-    shared = jax.nn.sigmoid(logits[:, config.num_experts])
+    ids, weights, shared = ops.router_topk(logits, live, num_active=config.num_experts_active)
     return ops.expert_ffn(x, ids, weights, shared, live, layer=layer)

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
 from strata_jax.config import ModelConfig, NgramConfig
-from strata_jax.model.hyper import grouped_norm
 from strata_jax.model.params import NgramParams
 from strata_jax.model.state import NgramState
 from strata_jax.ops.roles import Role
@@ -44,7 +43,7 @@ def ngram_block(
     """
     ngram = config.ngram
     assert ngram is not None
-    T, J, D = streams.shape
+    _, J, D = streams.shape
     e = ops.ngram_rows(contexts(ngram, state.tokens, ids), live, ngram=ngram)
     key_value = ops.quant_matmul(
         e,
@@ -53,22 +52,18 @@ def ngram_block(
         roles=(Role.PLE_KEY, Role.PLE_VALUE),
         num_columns=(J + 1) * D,
     )
-    key = grouped_norm(key_value[:, : J * D].reshape(T, J, D), params.norm_key, config.eps)
-    value = key_value[:, J * D :]
-    query = grouped_norm(streams, params.norm_query, config.eps)
-    s = jnp.sum(key * query, axis=-1) * D**-0.5  # [T, J]
-    s = jnp.sign(s) * jnp.sqrt(jnp.maximum(jnp.abs(s), 1e-6))
-    gated = jax.nn.sigmoid(s)[:, :, None] * value[:, None, :]  # [T, J, D]
-    normed = grouped_norm(gated, params.norm_conv, config.eps).reshape(T, J * D)
-    rows = jnp.arange(T)[:, None] < live
-    inputs = jnp.concatenate([state.conv, jnp.where(rows, normed, 0.0)])
-    step = ngram.ngram_size
-    mixed = sum(params.conv_weight[j] * inputs[j * step : j * step + T] for j in range(ngram.conv_kernel))
-    streams = streams + gated + jax.nn.silu(mixed).reshape(T, J, D)
-    new_state = NgramState(
-        tokens=jax.lax.dynamic_slice_in_dim(
-            jnp.concatenate([state.tokens, ids]), live, state.tokens.shape[0]
-        ),
-        conv=jax.lax.dynamic_slice_in_dim(inputs, live, state.conv.shape[0]),
+    streams, conv = ops.ngram_gate(
+        key_value,
+        params.norm_key,
+        params.norm_query,
+        params.norm_conv,
+        params.conv_weight,
+        streams,
+        state.conv,
+        live,
+        dilation=ngram.ngram_size,
+        eps=config.eps,
     )
-    return streams, new_state
+    tokens = jnp.concatenate([state.tokens, ids])
+    tokens = jax.lax.dynamic_slice_in_dim(tokens, live, state.tokens.shape[0])
+    return streams, NgramState(tokens=tokens, conv=conv)

@@ -19,6 +19,8 @@ from strata_jax.ops import (
     expert_ffn,
     gdn_chunk,
     gdn_window,
+    hyper_read,
+    ngram_gate,
     ngram_rows,
     qsa_append,
     qsa_attend,
@@ -43,7 +45,10 @@ class OpSet:
     """(ids, live, *, width) -> [T, D]"""
     ngram_rows: Op
     """(tokens, live, *, ngram) -> [T, W*C]"""
+    hyper_read: Op
+    """(streams, y, beta, norm, live, *, layer, roles, eps) -> streams, [T, D], [T, J]"""
     router_topk: Op
+    ngram_gate: Op
     gdn_window: Op
     """For windows; must not depend on the number of rows."""
     gdn_chunk: Op
@@ -60,7 +65,9 @@ def native_ops(store: int) -> OpSet:
         expert_ffn=functools.partial(expert_ffn.expert_ffn, store=store),
         embed_rows=functools.partial(embed_rows.embed_rows, store=store),
         ngram_rows=functools.partial(ngram_rows.ngram_rows, store=store),
+        hyper_read=functools.partial(hyper_read.hyper_read, store=store),
         router_topk=router_topk.router_topk,
+        ngram_gate=ngram_gate.ngram_gate,
         gdn_window=gdn_window.gdn_window,
         gdn_chunk=gdn_window.gdn_window,
         qsa_append=qsa_append.qsa_append,
@@ -82,6 +89,12 @@ def plain_ops(matrices: Mapping[tuple[Role, int], np.ndarray]) -> OpSet:
         chosen = [matrices[role, layer] for role in expert_ffn.ROLES]
         return expert_ffn.expert_ffn_ref(x, ids, weights, shared_weights, live, matrices=chosen)
 
+    def read(streams, y, beta, norm, live, *, layer: int, roles: Sequence[Role | None], eps: float):
+        chosen = [None if role is None else matrices[role, layer] for role in roles]
+        return hyper_read.hyper_read_ref(
+            streams, y, beta, norm, live, matrices=chosen, eps=eps
+        )
+
     def embed(ids, live, *, width: int):
         table = jax.numpy.asarray(matrices[Role.TOKEN_EMBD, 0])
         assert table.shape[1] == width
@@ -102,7 +115,9 @@ def plain_ops(matrices: Mapping[tuple[Role, int], np.ndarray]) -> OpSet:
         expert_ffn=experts,
         embed_rows=embed,
         ngram_rows=ngrams,
+        hyper_read=read,
         router_topk=router_topk.router_topk_ref,
+        ngram_gate=ngram_gate.ngram_gate_ref,
         gdn_window=gdn_window.gdn_window_ref,
         gdn_chunk=gdn_chunk.gdn_chunk,
         qsa_append=qsa_append.qsa_append_ref,

@@ -51,9 +51,6 @@ class TypeLayout:
     """From uint8 [B, block_bytes], one block a row. None for unquantised types."""
 
 
-# Parts of blocks.
-
-
 def _half(raw: np.ndarray) -> np.ndarray:
     """IEEE halves [B, 2] to float32 [B, 1]; signalling NaNs become quiet."""
     bits = _words(raw, np.uint16)
@@ -63,8 +60,7 @@ def _half(raw: np.ndarray) -> np.ndarray:
 
 def _words(raw: np.ndarray, dtype: type[np.unsignedinteger[Any]]) -> np.ndarray:
     """Little-endian words along the last axis, widened to int64."""
-    little = np.dtype(dtype).newbyteorder("<")
-    return np.ascontiguousarray(raw).view(little).astype(np.int64)
+    return np.ascontiguousarray(raw).view(np.dtype(dtype).newbyteorder("<")).astype(np.int64)
 
 
 def _fields(words: np.ndarray, shifts: range, width: int) -> np.ndarray:
@@ -105,16 +101,10 @@ def _rows(codes: np.ndarray, **floats: np.ndarray) -> UnpackedRows:
     return UnpackedRows(codes=codes.astype(np.int8), **parts)
 
 
-def _spread(scale: np.ndarray, count: int) -> np.ndarray:
-    """One scale a block [B, 1] to `count` equal ones."""
-    return np.repeat(scale, count, axis=1)
-
-
 # Blocks of 32, 64 or 128 values.
 
 _IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
-_E2M1_TWICE = np.array([0, 1, 2, 3, 4, 6, 8, 12])
-_MXFP4_LEVELS = np.concatenate([_E2M1_TWICE, -_E2M1_TWICE])
+_MXFP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
 
 
 def _q4_0(raw: np.ndarray) -> UnpackedRows:
@@ -150,11 +140,11 @@ def _mxfp4(raw: np.ndarray) -> UnpackedRows:
 
 
 def _q1_0(raw: np.ndarray) -> UnpackedRows:
-    return _rows(2 * _planes(raw[:, 2:], 1, 1) - 1, d=_spread(_half(raw[:, :2]), 4))
+    return _rows(2 * _planes(raw[:, 2:], 1, 1) - 1, d=np.repeat(_half(raw[:, :2]), 4, axis=1))
 
 
 def _q2_0(raw: np.ndarray) -> UnpackedRows:
-    return _rows(_planes(raw[:, 2:], 1, 2) - 1, d=_spread(_half(raw[:, :2]), 2))
+    return _rows(_planes(raw[:, 2:], 1, 2) - 1, d=np.repeat(_half(raw[:, :2]), 2, axis=1))
 
 
 # K-quants, and IQ4_XS whose scales are of their kind: blocks of 256 values.
@@ -163,8 +153,8 @@ def _q2_0(raw: np.ndarray) -> UnpackedRows:
 def _q2_k(raw: np.ndarray) -> UnpackedRows:
     return _rows(
         _planes(raw[:, 16:80], 32, 2),
-        d=_spread(_half(raw[:, 80:82]), 8),
-        m=_spread(-_half(raw[:, 82:84]), 8),
+        d=np.repeat(_half(raw[:, 80:82]), 8, axis=1),
+        m=np.repeat(-_half(raw[:, 82:84]), 8, axis=1),
         k=raw[:, :16] & 15,
         n=raw[:, :16] >> 4,
     )
@@ -173,7 +163,7 @@ def _q2_k(raw: np.ndarray) -> UnpackedRows:
 def _q3_k(raw: np.ndarray) -> UnpackedRows:
     q = _planes(raw[:, 32:96], 32, 2) | _planes(raw[:, :32], 32, 1) << 2
     k = _planes(raw[:, 96:104], 8, 4) | _planes(raw[:, 104:108], 4, 2) << 4
-    return _rows(q - 4, d=_spread(_half(raw[:, 108:]), 8), k=k - 32)
+    return _rows(q - 4, d=np.repeat(_half(raw[:, 108:]), 8, axis=1), k=k - 32)
 
 
 def _scales_and_minimums(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -203,7 +193,7 @@ def _q5_k(raw: np.ndarray) -> UnpackedRows:
 def _q6_k(raw: np.ndarray) -> UnpackedRows:
     q = _planes(raw[:, :128], 64, 4) | _planes(raw[:, 128:192], 32, 2) << 4
     k = np.ascontiguousarray(raw[:, 192:208]).view(np.int8)
-    return _rows(q - 32, d=_spread(_half(raw[:, 208:]), 8), k=k)
+    return _rows(q - 32, d=np.repeat(_half(raw[:, 208:]), 8, axis=1), k=k)
 
 
 def _iq4_xs(raw: np.ndarray) -> UnpackedRows:
@@ -223,17 +213,15 @@ def _iq2_xxs(raw: np.ndarray) -> UnpackedRows:
     groups = raw[:, 2:].reshape(len(raw), 8, 8)
     words = _words(groups[:, :, 4:], np.uint32)[:, :, 0]
     signs = _even_signs(_fields(words, range(0, 28, 7), 7).reshape(len(raw), -1))
-    values = _code_book(quants.IQ2_XXS)[groups[:, :, :4]]
     d = _half(raw[:, :2]) * _odd(words >> 28) * np.float32(0.125)
-    return _rows(_negate(values, signs), d=d)
+    return _rows(_negate(_code_book(quants.IQ2_XXS)[groups[:, :, :4]], signs), d=d)
 
 
 def _iq2_xs(raw: np.ndarray) -> UnpackedRows:
     words = _words(raw[:, 2:66], np.uint16)
-    values = _code_book(quants.IQ2_XS)[words & 511]
     return _rows(
-        _negate(values, _even_signs(words >> 9)),
-        d=_spread(_half(raw[:, :2]) * np.float32(0.125), 8),
+        _negate(_code_book(quants.IQ2_XS)[words & 511], _even_signs(words >> 9)),
+        d=np.repeat(_half(raw[:, :2]) * np.float32(0.125), 8, axis=1),
         k=_odd(_planes(raw[:, 66:], 1, 4)),
     )
 
@@ -242,7 +230,7 @@ def _iq2_s(raw: np.ndarray) -> UnpackedRows:
     indices = raw[:, 2:34] | _planes(raw[:, 66:74], 1, 2) << 8
     return _rows(
         _negate(_code_book(quants.IQ2_S)[indices], _planes(raw[:, 34:66], 1, 1)),
-        d=_spread(_half(raw[:, :2]) * np.float32(0.125), 8),
+        d=np.repeat(_half(raw[:, :2]) * np.float32(0.125), 8, axis=1),
         k=_odd(_planes(raw[:, 74:], 1, 4)),
     )
 
@@ -256,9 +244,9 @@ def _iq3_xxs(raw: np.ndarray) -> UnpackedRows:
 
 def _iq3_s(raw: np.ndarray) -> UnpackedRows:
     indices = raw[:, 2:66] | _planes(raw[:, 66:74], 1, 1) << 8
-    values = _code_book(quants.IQ3_S)[indices]
+    signs = _planes(raw[:, 74:106], 1, 1)
     d = _half(raw[:, :2]) * _odd(_planes(raw[:, 106:], 1, 4))
-    return _rows(_negate(values, _planes(raw[:, 74:106], 1, 1)), d=d)
+    return _rows(_negate(_code_book(quants.IQ3_S)[indices], signs), d=d)
 
 
 def _iq1_s(raw: np.ndarray) -> UnpackedRows:
@@ -279,7 +267,7 @@ def _iq1_m(raw: np.ndarray) -> UnpackedRows:
     codes = 8 * _code_book(quants.IQ1_S)[raw[:, :32] | (nibbles & 7) << 8]
     codes = codes + (1 - 2 * (nibbles >> 3))[:, :, None]
     k = _odd(_fields(words, range(0, 12, 3), 3).reshape(len(raw), -1))
-    return _rows(codes.reshape(len(raw), -1), d=_spread(d, 8), k=k)
+    return _rows(codes.reshape(len(raw), -1), d=np.repeat(d, 8, axis=1), k=k)
 
 
 LAYOUTS: dict[int, TypeLayout] = {

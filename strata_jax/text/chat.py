@@ -6,6 +6,7 @@ from types import CodeType
 
 from strata_jax.errors import UsageError
 from strata_jax.text import provenance, template
+from strata_jax.text.answer import THINK_CLOSE
 from strata_jax.text.offers import Offers
 from strata_jax.text.provenance import Json
 from strata_jax.text.sandbox import Now
@@ -13,9 +14,10 @@ from strata_jax.text.tokenizer import SpecialSpan, Tokenizer
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 
-_SET_HERE = frozenset({"messages", "tools", "add_generation_prompt"})
 _TOKEN_NAMES = {"bos": "bos_token", "eos": "eos_token"}
 """Names under which templates read the texts of the file's tokens."""
+
+_SET_HERE = frozenset({"messages", "tools", "add_generation_prompt", *_TOKEN_NAMES.values()})
 
 Messages = Sequence[Mapping[str, object]]
 
@@ -46,9 +48,9 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._keep_empty = keep_empty
         self._now = now
+        self._code = template.compile_template(template.parse_template(source))
         self.offers = Offers.of(template.parse_template(source))
         """What can be chosen."""
-        self._code = template.compile_template(template.parse_template(source))
         self._marked: dict[tuple[str, str], CodeType] = {}
 
     @classmethod
@@ -232,6 +234,8 @@ def _choose(chosen: dict[str, object], name: str, value: object) -> None:
 def check_messages(messages: Messages, keep_empty: bool) -> list[Mapping[str, object]]:
     """Checks the shape of messages; leaves out empty assistant messages unless they are kept.
 
+    Thoughts alone are an empty message too.
+
     Raises:
         UsageError: that names the message.
     """
@@ -244,16 +248,17 @@ def check_messages(messages: Messages, keep_empty: bool) -> list[Mapping[str, ob
             raise UsageError(f"{where} has role {message.get('role')!r}, expected a text")
         if message.get("content") is None and message["role"] != "assistant":
             raise UsageError(f"{where} ({message['role']}) has no content")
-        empty = not _text_of(message.get("content"), where) and not message.get("tool_calls")
+        reply = _text_of(message.get("content"), where).split(THINK_CLOSE)[-1].strip()
+        empty = not reply and not message.get("tool_calls")
         if keep_empty or not empty or message["role"] != "assistant":
             kept.append(message)
     return kept
 
 
 def _text_of(content: object, where: str) -> str:
-    """The text of a message's content, trimmed."""
+    """The text of a message's content."""
     if content is None or isinstance(content, str):
-        return (content or "").strip()
+        return content or ""
     if not isinstance(content, Sequence):
         raise UsageError(
             f"{where} has a content of type {type(content).__name__}, expected text or text parts"
@@ -263,4 +268,4 @@ def _text_of(content: object, where: str) -> str:
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise UsageError(f"{where} has a part of type {kind!r}, expected text parts only")
-    return "".join(part["text"] for part in content).strip()
+    return "".join(part["text"] for part in content)

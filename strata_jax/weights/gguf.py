@@ -10,7 +10,6 @@ import os
 import pathlib
 import re
 import stat
-from typing import Self
 
 import numpy as np
 
@@ -42,7 +41,7 @@ class GgufFile:
         self._bytes = [np.frombuffer(each, np.uint8) for each in maps]
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Self:
+    def open(cls, path: str | os.PathLike[str]) -> "GgufFile":
         """Maps a file, or all shards given the first one, and reads the headers.
 
         Raises:
@@ -86,7 +85,7 @@ class GgufFile:
         self._bytes.clear()
         self._maps.clear()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "GgufFile":
         return self
 
     def __exit__(self, *exc: object) -> None:

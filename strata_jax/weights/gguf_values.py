@@ -38,7 +38,7 @@ _STRING, _ARRAY = 8, 9
 # Far above any real file (248,320 tokens, a 10 KiB template), low enough that a lie costs
 # neither seconds nor memory: a sparse file can back any count with bytes.
 MAX_HEADER_BYTES = 1 << 28
-MAX_KEY_BYTES = (1 << 16) - 1
+MAX_KEY_BYTES = 1 << 10
 MAX_STRING_BYTES = 1 << 24
 MAX_ARRAY_ITEMS = 1 << 22
 MAX_STRING_ITEMS = 1 << 22
@@ -94,7 +94,8 @@ class Cursor:
         at = self.pos
         text = self.text(what, limit)
         if not text or not text.isprintable():
-            raise self.error(f"{what} is {text!r}, a name in printable characters expected", at)
+            shown = text if len(text) <= 64 else text[:64] + "..."
+            raise self.error(f"{what} is {shown!r}, a name in printable characters expected", at)
         return text
 
     def skip_strings(self, count: int, what: str) -> None:

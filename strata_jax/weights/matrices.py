@@ -30,9 +30,7 @@ def _put(store: _native.WeightStore, pack: Pack, role: Role, layer: int, name: s
     cols, *outer = info.shape
     rows = outer[0] if outer else 1
     count = outer[1] if role in EXPERT_ROLES else 1
-    store.put(
-        role, layer, info.type, count, rows, cols, rows, pack.address(name), info.nbytes
-    )
+    store.put(role, layer, info.type, count, rows, cols, rows, pack.address(name), info.nbytes)
 
 
 def _put_fused(store: _native.WeightStore, pack: Pack, layer: int, name: str) -> None:

@@ -37,7 +37,7 @@ class MetaReader:
         entry = self.metadata.entry(full)
         short = entry.count is None or entry.count <= 64
         shown = str(entry)
-        if short and entry.end - entry.start <= 1024:
+        if short and entry.end - entry.start <= 512:
             value = self.metadata[full]
             shown = repr(list(value) if isinstance(value, tuple) else value)
         return BadFileError(f"{self.path}: metadata {full} is {shown}, {expected} expected")

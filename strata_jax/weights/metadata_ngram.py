@@ -1,7 +1,5 @@
 """The n-gram embedding's settings, and proof that no hash can leave the table."""
 
-import itertools
-
 from strata_jax.config import ModelConfig, NgramConfig
 from strata_jax.errors import BadFileError
 from strata_jax.weights.gguf import GgufFile
@@ -21,8 +19,9 @@ def read_ngram(meta: MetaReader, file: GgufFile, config: ModelConfig) -> NgramCo
         config: everything else about the model.
 
     Raises:
-        BadFileError: for missing or wrong values; for a head whose rows are not in the table, with
-            the head's number; for multipliers whose products leave 63 bits.
+        BadFileError: for missing or wrong values; for a head whose rows are not in the table or do
+            not follow those of the head before, with the head's number; for multipliers whose
+            products leave 63 bits.
     """
     if TABLE not in file.tensors:
         signs = [key for key in meta.metadata if key.startswith(f"{PREFIX}ple.")]
@@ -83,17 +82,18 @@ def _head_rows(
         raise BadFileError(f"{meta.path}: tensor {TABLE} has {num_rows} rows, under 2^31 expected")
     offsets = meta.integers("ple.head_offsets", (num_heads,), 0, _UINT64)
     sizes = meta.integers("ple.head_vocab_sizes", (num_heads,), 0, _UINT64)
+    due = 0
     for head, (offset, size) in enumerate(zip(offsets, sizes)):
         if size == 0 or offset + size > num_rows:
             raise BadFileError(
                 f"{meta.path}: n-gram head {head} has {size} rows from row {offset}, at least 1 "
                 f"within the {num_rows} rows of {TABLE} expected"
             )
-    order = sorted(range(num_heads), key=lambda head: offsets[head])
-    for one, two in itertools.pairwise(order):
-        if offsets[one] + sizes[one] > offsets[two]:
+        if offset != due:  # offsets are running sums of the sizes
+            what = "overlaps" if offset < due else "leaves a gap after"
             raise BadFileError(
-                f"{meta.path}: n-gram heads {one} and {two} overlap in {TABLE}: rows from "
-                f"{offsets[one]} ({sizes[one]} of them) and from {offsets[two]}"
+                f"{meta.path}: n-gram head {head} starts at row {offset} and {what} the heads "
+                f"before it, row {due} expected"
             )
+        due += size
     return offsets, sizes

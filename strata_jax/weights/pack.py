@@ -8,11 +8,11 @@ pass without a word. Linear layers keep GGUF's order of value heads: value head 
 n mod `gdn_key_heads`.
 """
 
+import dataclasses
 import hashlib
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Self
 
 import numpy as np
 
@@ -48,16 +48,24 @@ class Pack:
         """What every tensor of the model is for, by name; only those that are in the file."""
         self.warnings = warnings
         """What is odd about the file, one line each."""
+        self._tensors = {
+            name: dataclasses.replace(file.tensors[name], shape=spec.shape)
+            for name, spec in specs.items()
+        }
 
     def has(self, name: str) -> bool:
         """Whether the model has a tensor of this name (optional ones may be absent)."""
         return name in self.specs
 
     def tensor(self, name: str) -> TensorInfo:
-        """Shape, type and place of a tensor. BadFileError if the model has none of that name."""
-        if name not in self.specs:
+        """Type and place of a tensor, and its shape as the settings imply it.
+
+        That may differ from the file's in ones at the end. BadFileError if the model has no tensor
+        of that name.
+        """
+        if name not in self._tensors:
             raise BadFileError(f"{self.file.paths[0]}: tensor {name} is not part of the model")
-        return self.file.tensors[name]
+        return self._tensors[name]
 
     def view(self, name: str) -> np.ndarray:
         """The bytes of a tensor: uint8 [nbytes], read-only, inside the mapping."""
@@ -108,7 +116,7 @@ class Pack:
         """Lets go of the file."""
         self.file.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Pack":
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -193,7 +201,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _check_type(kind: GgmlType, spec: TensorSpec, where: str) -> None:
     if spec.use == "vector" and kind not in FLOATS:
-        raise BadFileError(f"{where} is {kind.name}, F32, F16 or BF16 expected: it is too small")
+        raise BadFileError(f"{where} is {kind.name}, F32, F16 or BF16 expected")
     if kind not in SUPPORTED:
         raise BadFileError(f"{where} is {kind.name}, a type for weights expected")
     if spec.use == "router" and LAYOUTS[kind].bits < _LOWEST_ROUTER_BITS:
@@ -213,7 +221,7 @@ def _check_leftovers(
         if not (name.endswith("rope_freqs.weight") and _all_ones(file, name)):
             unused.append(name)
     warnings = []
-    indexer = [name for name in file.tensors if _is_trunk_indexer(name, config)]
+    indexer = {name: None for name in file.tensors if _is_indexer(name, config)}
     if indexer and config.index_budget == 0:
         warnings.append(
             f"{file.paths[0]}: attends to everything, because attention.compress_ratios is 0 or "
@@ -245,6 +253,7 @@ def _all_ones(file: GgufFile, name: str) -> bool:
     return small and bool((_as_float32(file.view(name), info.type) == 1).all())
 
 
-def _is_trunk_indexer(name: str, config: ModelConfig) -> bool:
+def _is_indexer(name: str, config: ModelConfig) -> bool:
     split = split_block(name)
-    return split is not None and split[1].startswith("indexer.") and split[0] < config.num_layers
+    blocks = config.num_layers + config.num_draft_layers
+    return split is not None and split[1].startswith("indexer.") and split[0] < blocks

@@ -50,7 +50,7 @@ class Plan:
     """Largest single expert: its gate, up and down rows."""
     max_context: int
     kv_bytes: int
-    """Keys and values of attention and indexer for `max_context` tokens."""
+    """Keys and values of the trunk's attention and indexer for `max_context` tokens."""
     state_bytes: int
     """Recurrent state: delta nets, convolutions, n-gram window."""
     warnings: tuple[str, ...]

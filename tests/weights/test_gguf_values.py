@@ -76,7 +76,7 @@ HUGE = U64((1 << 64) - 1)
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (HUGE, "byte 0: key 0 of 1 is 18446744073709551615 bytes long, at most 65535"),
+        (HUGE, "byte 0: key 0 of 1 is 18446744073709551615 bytes long, at most 1024"),
         (U64(1000), "key 0 of 1 needs 1000 bytes, the file ends after 0"),
         (U64(2) + b"\xff\xfe", "byte 8: key 0 of 1 is not valid UTF-8"),
         (text(""), "key 0 of 1 is '', a name in printable characters expected"),

@@ -45,7 +45,7 @@ def test_uses_a_default_only_where_the_key_is_absent(meta):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e30])
 def test_refuses_numbers_that_are_not_finite_or_out_of_range(meta, value):
     with pytest.raises(BadFileError, match=r"k is .*, 0 to 1000 expected"):
-        meta("f32", value).number("k", 0, 1000)
+        meta("f32", value).number("k", 0.0, 1000.0)
 
 
 def test_takes_arrays_of_the_expected_length(meta):

@@ -6,7 +6,7 @@ from strata_jax.weights.metadata import read_config
 from tests.gguf_content import Sizes, head_sizes, multipliers, ngram_rows
 from tests.gguf_maker import TINY, make_model
 
-SIZES = head_sizes(TINY)  # 101 ... 137, 930 rows, 1024 with the padding
+SIZES = head_sizes(TINY)  # 101 ... 137; the table is padded
 OFFSETS = [sum(SIZES[:head]) for head in range(8)]
 
 
@@ -63,20 +63,29 @@ def with_item(values, index, value):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
+        ("head_offsets", with_item(OFFSETS, 7, OFFSETS[7] + 1), "head 7 .* leaves a gap after"),
         (
             "head_offsets",
-            with_item(OFFSETS, 7, OFFSETS[7] + 95),
-            r"n-gram head 7 has 137 rows from",
+            with_item(OFFSETS, 7, OFFSETS[7] + 300),
+            "n-gram head 7 has 137 rows from",
         ),
         ("head_offsets", with_item(OFFSETS, 7, 1 << 31), "n-gram head 7 .* from row 2147483648"),
         ("head_offsets", with_item(OFFSETS, 2, (1 << 64) - 1), "n-gram head 2 .* 18446744073709"),
-        ("head_offsets", with_item(OFFSETS, 3, OFFSETS[3] - 1), "n-gram heads 2 and 3 overlap"),
-        ("head_offsets", with_item(OFFSETS, 3, 0), "n-gram heads 0 and 3 overlap"),
+        ("head_offsets", with_item(OFFSETS, 3, OFFSETS[3] - 1), "n-gram head 3 .* and overlaps"),
+        (
+            "head_offsets",
+            with_item(OFFSETS, 0, 1),
+            "n-gram head 0 starts at row 1 .* row 0 expected",
+        ),
         ("head_offsets", ("i32[]", [*OFFSETS[:7], -1]), "values from 0 to"),
         ("head_offsets", ("u64[]", OFFSETS[:7]), "an array of 8 values"),
         ("head_vocab_sizes", with_item(SIZES, 4, 0), "n-gram head 4 has 0 rows"),
         ("head_vocab_sizes", with_item(SIZES, 7, 1 << 31), "n-gram head 7 has 2147483648 rows"),
-        ("head_vocab_sizes", with_item(SIZES, 0, 150), "n-gram heads 0 and 1 overlap"),
+        (
+            "head_vocab_sizes",
+            with_item(SIZES, 0, 150),
+            "n-gram head 1 .* overlaps the heads before it",
+        ),
         ("layer_multipliers", ("u64[]", [3, 4, 5]), "odd numbers whose product with 511"),
         ("layer_multipliers", ("u64[]", [3, 5, (1 << 55) + 1]), "is under 2^63"),
         ("layer_multipliers", ("u64[]", [3, 5]), "an array of 3 values"),
@@ -95,12 +104,6 @@ def with_item(values, index, value):
 def test_refuses_a_value_by_name(ngram, key, value, message):
     with pytest.raises(BadFileError, match=message.replace("^", r"\^")):
         ngram({f"ple.{key}": value})
-
-
-def test_takes_heads_up_to_the_last_row(ngram):
-    last = ngram_rows(TINY) - SIZES[7]
-
-    assert ngram({"ple.head_offsets": with_item(OFFSETS, 7, last)}).head_offsets[7] == last
 
 
 def test_refuses_a_table_with_more_rows_than_31_bits(ngram):

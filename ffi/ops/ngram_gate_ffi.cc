@@ -1,0 +1,66 @@
+// Host op; not graph-safe. XLA's side of ngram_gate.
+
+#include "common/check.h"
+#include "common/in_place.h"
+#include "common/numerics.h"
+#include "ops/handlers.h"
+#include "ops/ngram_gate.h"
+
+namespace strata {
+namespace {
+
+namespace ffi = xla::ffi;
+
+ffi::Error Handle(ffi::BufferR2<ffi::F32> key_value, ffi::BufferR2<ffi::F32> norm_key,
+                  ffi::BufferR2<ffi::F32> norm_query, ffi::BufferR2<ffi::F32> norm_conv,
+                  ffi::BufferR2<ffi::F32> conv_weight, ffi::BufferR3<ffi::F32> streams,
+                  ffi::BufferR2<ffi::F32> conv_state, ffi::BufferR0<ffi::S32> live,
+                  ffi::ResultBufferR3<ffi::F32> new_streams,
+                  ffi::ResultBufferR2<ffi::F32> new_conv_state, int64_t dilation, float eps) {
+  const FloatMode mode;
+  NgramGateArgs args = {};
+  args.num_live = *live.typed_data();
+  args.num_streams = streams.dimensions()[1];
+  args.width = streams.dimensions()[2];
+  args.num_taps = conv_weight.dimensions()[0];
+  args.dilation = dilation;
+  args.eps = eps;
+  STRATA_CHECK_ARG("ngram_gate",
+                   args.width % 16 == 0 &&
+                       key_value.dimensions()[1] == (args.num_streams + 1) * args.width &&
+                       conv_weight.dimensions()[1] == args.num_streams * args.width &&
+                       conv_state.dimensions()[0] == (args.num_taps - 1) * dilation &&
+                       conv_state.dimensions()[1] == args.num_streams * args.width,
+                   "shapes of key_value, conv_weight, conv_state and streams do not belong together");
+  STRATA_CHECK_ARG("ngram_gate", args.num_live >= 0 && args.num_live <= streams.dimensions()[0],
+                   std::to_string(args.num_live) + " live rows of " +
+                       std::to_string(streams.dimensions()[0]));
+  args.key_value = key_value.typed_data();
+  args.norm_key = norm_key.typed_data();
+  args.norm_query = norm_query.typed_data();
+  args.norm_conv = norm_conv.typed_data();
+  args.conv_weight = conv_weight.typed_data();
+  args.streams = InPlace(streams, new_streams);
+  args.conv_state = InPlace(conv_state, new_conv_state);
+  NgramGate(args);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(NgramGateFfi, Handle,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::BufferR2<ffi::F32>>()  // key_value
+                                  .Arg<ffi::BufferR2<ffi::F32>>()  // norm_key
+                                  .Arg<ffi::BufferR2<ffi::F32>>()  // norm_query
+                                  .Arg<ffi::BufferR2<ffi::F32>>()  // norm_conv
+                                  .Arg<ffi::BufferR2<ffi::F32>>()  // conv_weight
+                                  .Arg<ffi::BufferR3<ffi::F32>>()  // streams
+                                  .Arg<ffi::BufferR2<ffi::F32>>()  // conv_state
+                                  .Arg<ffi::BufferR0<ffi::S32>>()  // live
+                                  .Ret<ffi::BufferR3<ffi::F32>>()  // new_streams
+                                  .Ret<ffi::BufferR2<ffi::F32>>()  // new_conv_state
+                                  .Attr<int64_t>("dilation")
+                                  .Attr<float>("eps"));
+
+}  // namespace strata

@@ -1,0 +1,110 @@
+"""What a command gets beside its flags: its streams, Ctrl-C and the way to an engine.
+
+The engine is known here by what commands use of it, so that they run against a fake in tests.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from absl import flags
+
+from strata_jax.cli.interrupts import Interrupts
+from strata_jax.cli.output import Output, Report
+
+if TYPE_CHECKING:  # usage and plan wait for neither numpy nor the engine
+    import numpy as np
+
+    from strata_jax.engine.engine import EngineOptions
+    from strata_jax.engine.request import Request, Timings
+    from strata_jax.weights.pack import Pack
+
+
+class Generation(Protocol):
+    """An answer that is being written: an iterator of ids."""
+
+    def __iter__(self) -> Iterator[int]: ...
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended: stop, length or cancelled."""
+        ...
+
+    @property
+    def timings(self) -> "Timings":
+        """How long its parts took."""
+        ...
+
+    @property
+    def logits(self) -> "np.ndarray | None":
+        """float32 [positions, V], if they were asked for."""
+        ...
+
+    def cancel(self) -> None:
+        """Ends it before the next id; may be called from a signal handler."""
+        ...
+
+
+class Engine(Protocol):
+    """A loaded model."""
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of prompt and answer together."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know, one line each."""
+        ...
+
+    def start(self, request: "Request") -> Generation:
+        """Begins an answer. UsageError if the request cannot be answered."""
+        ...
+
+    def close(self) -> None:
+        """Gives everything back."""
+        ...
+
+
+OpenEngine = Callable[["Pack", "EngineOptions", Report], Engine]
+
+
+def open_engine(pack: "Pack", options: "EngineOptions", report: Report) -> Engine:
+    """Loads the model on the CPU.
+
+    Raises:
+        StrataError: if it cannot run here, or does not fit.
+    """
+    from strata_jax.cli.devices import pin_jax_to_cpu
+    from strata_jax.cli.native import load_native
+    from strata_jax.engine.engine import Engine as RealEngine
+
+    load_native()
+    report("starting JAX")
+    pin_jax_to_cpu()
+    return RealEngine.open(pack, options, report)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Context:
+    """The surroundings of one command."""
+
+    output: Output
+    interrupts: Interrupts
+    stdin: TextIO | None
+    open_engine: OpenEngine
+
+
+class Command(Protocol):
+    """What a module of a command offers."""
+
+    SUMMARY: str
+
+    def define(self, values: flags.FlagValues) -> None:
+        """Defines the command's flags."""
+        ...
+
+    def run(self, values: flags.FlagValues, context: Context) -> int:
+        """Does it; returns the exit code."""
+        ...

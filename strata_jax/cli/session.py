@@ -1,0 +1,104 @@
+"""From flags to a model that is ready to answer: what `generate` and `chat` have in common."""
+
+import contextlib
+import errno
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+from absl import flags
+
+from strata_jax import __version__
+from strata_jax.cli import sampling
+from strata_jax.cli.context import Context, Engine
+from strata_jax.cli.devices import choose_platform, nvidia_devices
+from strata_jax.cli.files import model_path
+from strata_jax.cli.output import Output
+from strata_jax.config import environment_notes, user_cache_dir
+from strata_jax.engine.engine import EngineOptions
+from strata_jax.errors import UsageError
+from strata_jax.weights.pack import Pack, open_pack
+
+
+@contextlib.contextmanager
+def opened_pack(values: flags.FlagValues, output: Output) -> Iterator[Pack]:
+    """The model file, its oddities told."""
+    with open_pack(model_path(values)) as pack:
+        for line in (*pack.warnings, *sampling.not_followed(pack.file.metadata)):
+            output.note(line)
+        yield pack
+
+
+def check_platform(values: flags.FlagValues, output: Output) -> None:
+    """Tells where the model will run and which settings decide nothing, before it is opened.
+
+    Raises:
+        StrataError: if the platform asked for is not to be had.
+    """
+    for line in environment_notes():
+        output.note(line)
+    if values.deterministic:
+        output.note("--deterministic: always on here")
+    line = choose_platform(values.platform, nvidia_devices())
+    if line is not None:
+        output.note(line)
+
+
+@contextlib.contextmanager
+def running_engine(
+    pack: Pack, values: flags.FlagValues, context: Context, all_logits: bool = False
+) -> Iterator[Engine]:
+    """The model, loaded, its notes told."""
+    options = EngineOptions(
+        max_context=values.max_context,
+        threads=values.threads,
+        window_rows=values.window_rows,
+        all_logits=all_logits,
+        cache_dir=_compile_cache(values.compile_cache, context.output),
+    )
+    with context.output.progress() as report:
+        engine = context.open_engine(pack, options, report)
+    try:
+        for line in engine.notes:
+            context.output.note(line)
+        yield engine
+    finally:
+        engine.close()
+
+
+def versions() -> dict[str, str]:
+    """What decides the bits of an answer beside the model file."""
+    packages = ("jax", "jaxlib", "numpy")
+    found = {package: importlib.metadata.version(package) for package in packages}
+    return {"strata_jax": __version__, **found, "python": platform.python_version()}
+
+
+def _compile_cache(asked: str | None, output: Output) -> Path | None:
+    """The folder for compiled programs, made.
+
+    Raises:
+        UsageError: if the folder asked for cannot be used; the default one is done without.
+    """
+    if asked == "off":
+        return None
+    folder = Path(asked).expanduser() if asked is not None else user_cache_dir()
+    if folder is None:
+        output.note("compiled programs are not kept: no home folder; --compile_cache names one")
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        if asked is not None:
+            raise UsageError(
+                f"--compile_cache={asked}: {error.strerror}, a folder to write to expected, or off"
+            ) from None
+        output.note(
+            f"compiled programs are not kept: {folder}: {error.strerror}; --compile_cache names "
+            "another folder"
+        )
+        return None
+    return folder

@@ -1,0 +1,190 @@
+"""A fake engine for the command line's tests, in process and as a program of its own.
+
+`python -m tests.cli.fake_engine SCRIPT COMMAND [flags]` is `strata-jax COMMAND [flags]` with it.
+"""
+
+import dataclasses
+import hashlib
+import io
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from strata_jax.cli.main import main
+from strata_jax.engine.engine import EngineOptions
+from strata_jax.engine.request import Request, Timings
+from strata_jax.errors import UsageError
+from strata_jax.text.tokenizer import Tokenizer
+from strata_jax.weights.pack import Pack
+from strata_jax.weights.plan import DEFAULT_CONTEXT
+
+
+class FakeGeneration:
+    """Yields given ids; ends as an engine would."""
+
+    def __init__(self, engine: "FakeEngine", request: Request, ids: Iterable[int]):
+        self.finish_reason: str | None = None
+        self.logits: np.ndarray | None = None
+        self._engine = engine
+        self._request = request
+        self._ids = ids
+        self._count = 0
+        self._cancelled = False
+
+    @property
+    def timings(self) -> Timings:
+        return Timings(
+            load_s=0.5,
+            compile_s=1.0,
+            prompt_s=0.1,
+            decode_s=0.2,
+            prompt_tok_s=10 * len(self._request.ids),
+            decode_tok_s=5.0 * (self._count - 1) if self._count > 1 else None,
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        for token_id in self._ids:
+            time.sleep(self._engine.delay_s)
+            if self._cancelled or self._count >= self._request.max_tokens:
+                break
+            self._count += 1
+            yield token_id
+            if token_id in self._request.stop_ids:
+                self.finish_reason = "stop"
+                break
+        self._end()
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def _end(self) -> None:
+        if self.finish_reason is None:
+            self.finish_reason = "cancelled" if self._cancelled else "length"
+        if self._engine.options.all_logits:
+            positions = len(self._request.ids) + max(0, self._count - 1)
+            self.logits = np.zeros((positions, self._engine.vocab_size), np.float32)
+
+
+class FakeEngine:
+    """Answers every request with the same ids."""
+
+    def __init__(
+        self, pack: Pack, options: EngineOptions, answer: Iterable[int], delay_s: float = 0.0
+    ):
+        self.options = options
+        self.vocab_size = pack.config.vocab_size
+        self.max_context = options.max_context or min(pack.config.context_length, DEFAULT_CONTEXT)
+        self.notes = ("a note of the engine",)
+        self.delay_s = delay_s
+        self.requests: list[Request] = []
+        self.closed = False
+        self._answer = answer
+        self._metadata = dict(pack.file.metadata)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of some ids, special tokens shown."""
+        return Tokenizer.from_metadata(self._metadata).decode(ids)
+
+    def start(self, request: Request) -> FakeGeneration:
+        if len(request.ids) > self.max_context:
+            raise UsageError(f"engine: {len(request.ids)} tokens, at most {self.max_context}")
+        self.requests.append(request)
+        return FakeGeneration(self, request, self._answer)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def encode(pack: Pack, text: str) -> list[int]:
+    """Ids of a text, special tokens by their texts."""
+    return Tokenizer.from_metadata(pack.file.metadata).encode(text, special=True)
+
+
+class Opener:
+    """Makes fake engines that answer with a text; keeps the last one."""
+
+    def __init__(self, answer: str | list[int], delay_s: float = 0.0):
+        self.answer = answer
+        self.delay_s = delay_s
+        self.engine: FakeEngine | None = None
+
+    def __call__(
+        self, pack: Pack, options: EngineOptions, report: Callable[[str], None]
+    ) -> FakeEngine:
+        report("loading: 3 of 4 MiB, 2 MiB/s")
+        ids = encode(pack, self.answer) if isinstance(self.answer, str) else self.answer
+        self.engine = FakeEngine(pack, options, ids, self.delay_s)
+        return self.engine
+
+    @property
+    def request(self) -> Request:
+        """The last request."""
+        assert self.engine is not None
+        return self.engine.requests[-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def run(
+    *args: str,
+    opener: Opener | None = None,
+    stdin: bytes | None = None,
+    out: io.StringIO | None = None,
+) -> Outcome:
+    """Runs a command in this process."""
+    out, err = out or io.StringIO(), io.StringIO()
+    source = None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin))
+    code = main(list(args), source, out, err, opener or Opener("Hello."))
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def _busy_load(_pack: Pack, _options: EngineOptions, report: Callable[[str], None]) -> FakeEngine:
+    """A native call of minutes that no signal interrupts, as a compilation is."""
+    report("compiling")
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)
+    raise AssertionError("not reached")
+
+
+def _slow_load(_pack: Pack, _options: EngineOptions, report: Callable[[str], None]) -> FakeEngine:
+    for step in itertools.count():
+        report(f"loading: {step} MiB")
+        time.sleep(0.05)
+    raise AssertionError("not reached")
+
+
+class _Endless(Opener):
+    def __call__(
+        self, pack: Pack, options: EngineOptions, report: Callable[[str], None]
+    ) -> FakeEngine:
+        engine = super().__call__(pack, options, report)
+        engine._answer = itertools.cycle(encode(pack, " and so on"))
+        return engine
+
+
+SCRIPTS = {
+    "busy_load": _busy_load,
+    "slow_load": _slow_load,
+    "endless": _Endless("", delay_s=0.02),
+    "hello": Opener("I think.</think>\n\nHello there.<|im_end|>"),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[2:], sys.stdin, sys.stdout, sys.stderr, SCRIPTS[sys.argv[1]]))

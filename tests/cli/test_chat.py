@@ -1,0 +1,171 @@
+import time
+
+from tests.cli.fake_engine import Opener, run
+from tests.cli.pseudo_terminal import CTRL_C, CTRL_D, Program
+
+FAKE = "tests.cli.fake_engine"
+ANSWER = "I think.</think>\n\nHello there.<|im_end|>"
+
+
+def _decode(opener: Opener) -> str:
+    assert opener.engine is not None
+    return opener.engine.decode(opener.request.ids)
+
+
+def test_answers_every_line_of_a_pipe():
+    outcome = run("chat", opener=Opener(ANSWER), stdin=b"Hi\n\nWho are you?\n")
+
+    assert outcome.code == 0
+    assert outcome.out == "Hello there.\nHello there.\n"
+
+
+def test_keeps_the_history():
+    opener = Opener(ANSWER)
+
+    run("chat", opener=opener, stdin=b"Hi\nWho are you?\n")
+
+    prompt = _decode(opener)
+    assert prompt.index("Hi") < prompt.index("Hello there.") < prompt.index("Who are you?")
+    assert prompt.endswith("<|im_start|>assistant\n<think>\n")
+
+
+def test_reset_forgets_the_history():
+    opener = Opener(ANSWER)
+
+    run("chat", opener=opener, stdin=b"Hi\n/reset\nWho are you?\n")
+
+    assert "Hi" not in _decode(opener)
+
+
+def test_exit_leaves_at_once():
+    outcome = run("chat", opener=Opener(ANSWER), stdin=b"/exit\nHi\n")
+
+    assert (outcome.code, outcome.out) == (0, "")
+
+
+def test_help_names_the_commands():
+    outcome = run("chat", stdin=b"/help\n")
+
+    assert "/reset" in outcome.err
+    assert "/exit" in outcome.err
+
+
+def test_an_unknown_command_is_not_sent():
+    opener = Opener(ANSWER)
+
+    outcome = run("chat", opener=opener, stdin=b"/rest\nHi\n")
+
+    assert outcome.code == 2
+    assert "/rest" in outcome.err
+    assert outcome.out == "Hello there.\n"
+
+
+def test_a_space_makes_a_command_a_message():
+    opener = Opener(ANSWER)
+
+    run("chat", opener=opener, stdin=b" /exit\n")
+
+    assert " /exit" in _decode(opener)
+
+
+def test_a_message_too_long_is_not_added_and_nothing_is_lost():
+    opener = Opener(ANSWER)
+    lines = b"Hi\n" + b"long " * 100 + b"\nWho are you?\n"
+
+    outcome = run("chat", "--max_context=80", opener=opener, stdin=lines)
+
+    assert outcome.code == 2
+    assert "the context holds 80" in outcome.err
+    assert outcome.out == "Hello there.\nHello there.\n"
+    assert "Hi" in _decode(opener)
+    assert "long" not in _decode(opener)
+
+
+def test_an_answer_takes_what_the_context_leaves():
+    opener = Opener(ANSWER)
+
+    run("chat", "--max_context=80", opener=opener, stdin=b"Hi\n")
+
+    assert opener.request.max_tokens == 80 - len(opener.request.ids)
+
+
+def test_says_that_an_answer_was_cut():
+    outcome = run("chat", "--max_tokens=2", opener=Opener(ANSWER), stdin=b"Hi\n")
+
+    assert "--max_tokens or the context" in outcome.err
+    assert "only thought" in outcome.err
+
+
+def test_switches_thinking_off():
+    opener = Opener("Hello.<|im_end|>")
+
+    outcome = run("chat", "--thinking=off", opener=opener, stdin=b"Hi\n")
+
+    assert _decode(opener).endswith("</think>\n\n")
+    assert outcome.out == "Hello.\n"
+
+
+def test_refuses_an_effort_before_the_model_is_loaded():
+    outcome = run("chat", "--effort=high", stdin=b"Hi\n")
+
+    assert outcome.code == 2
+    assert "loading" not in outcome.err
+
+
+def test_refuses_a_line_that_is_no_text():
+    outcome = run("chat", stdin=b"Hi\n\xff\n")
+
+    assert outcome.code == 2
+    assert "line 2 is not UTF-8" in outcome.err
+
+
+def test_shows_reasoning_dimmed_at_a_terminal():
+    with Program(FAKE, "hello", "chat") as program:
+        program.wait_for("> ")
+        program.type("Hi\n")
+        program.wait_for("Hello there.")
+        program.wait_for("> ")
+        program.type(CTRL_D)
+
+        assert program.exit_code() == 0
+        assert "\x1b[2mI\x1b[22m" in program.raw
+        assert "I think.\r\n\r\nHello there.\r\n" in program.plain
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_the_chat():
+    with Program(FAKE, "endless", "chat", "--thinking=off") as program:
+        program.wait_for("> ")
+        program.type("Hi\n")
+        program.wait_for("so on and so on")
+        program.type(CTRL_C)
+        program.wait_for("stopped", timeout_s=2)
+        program.wait_for("> ", timeout_s=2)
+        program.type("More\n")
+        program.wait_for("so on and so on")
+        program.type(CTRL_C)
+        program.wait_for("> ", timeout_s=2)
+        program.type("/exit\n")
+
+        assert program.exit_code() == 0
+
+
+def test_ctrl_c_at_the_prompt_keeps_the_chat():
+    with Program(FAKE, "hello", "chat") as program:
+        program.wait_for("> ")
+        program.type("half a line")
+        program.type(CTRL_C)
+        program.wait_for("leaves", timeout_s=2)
+        program.wait_for("> ", timeout_s=2)
+        # Longer than the grace of a fatal interrupt: it must not be one.
+        time.sleep(1.2)
+        program.type("/exit\n")
+
+        assert program.exit_code() == 0
+
+
+def test_ctrl_c_while_loading_ends_the_chat():
+    with Program(FAKE, "busy_load", "chat") as program:
+        program.wait_for("compiling")
+        program.type(CTRL_C)
+
+        assert program.exit_code(timeout_s=2) == 130

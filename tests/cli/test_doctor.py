@@ -1,0 +1,84 @@
+import json
+
+import pytest
+
+from strata_jax.cli import checks, doctor
+from strata_jax.errors import StrataError
+from tests.cli.fake_engine import run
+
+
+@pytest.fixture(scope="module")
+def report():
+    """JAX starts once for all tests of this file."""
+    return run("doctor", "--json")
+
+
+def test_the_cpu_path_works(report):
+    result = json.loads(report.out)
+
+    assert (report.code, result["works"], result["problems"]) == (0, True, [])
+    assert result["devices"][0]["usable"]
+    assert result["kernels"]["sets"][result["kernels"]["used"]] == "used"
+    assert result["ffi_api"]["built"] is not None
+
+
+def test_says_why_no_gpu_is_used(report):
+    gpus = json.loads(report.out)["devices"][1:]
+
+    assert gpus
+    assert all(not gpu["usable"] and "no GPU backend" in gpu["why"] for gpu in gpus)
+
+
+def test_names_versions_and_libraries(report):
+    result = json.loads(report.out)
+
+    assert result["versions"]["jaxlib"][0].isdigit()
+    assert any("_native" in name for name in result["libraries"])
+
+
+def test_estimates_the_speed_of_the_model(report):
+    speed = json.loads(report.out)["speed"]
+
+    assert 1e6 < speed["token_bytes"] < 21e6
+    assert "tok/s" in speed["summary"]
+
+
+def test_prints_the_answer_first(report):
+    lines = doctor._lines(json.loads(report.out))
+
+    assert lines[0].startswith("works: on the CPU")
+
+
+def test_a_broken_library_is_a_line_and_an_exit_code(monkeypatch: pytest.MonkeyPatch):
+    def fail():
+        raise StrataError("strata_jax._native: not built for Python 3.11 on x86_64")
+
+    monkeypatch.setattr(checks, "load_native", fail)
+
+    outcome = run("doctor")
+
+    assert outcome.code == 1
+    assert "Traceback" not in outcome.out + outcome.err
+    assert "  strata_jax._native: not built" in outcome.out
+    assert "unknown without the native library" in outcome.out
+
+
+def test_a_broken_jax_is_a_line_and_an_exit_code(monkeypatch: pytest.MonkeyPatch):
+    def fail():
+        raise RuntimeError("jaxlib is version 0.9, but this jax needs 0.10\nand more")
+
+    monkeypatch.setattr(checks, "pin_jax_to_cpu", fail)
+
+    outcome = run("doctor", "--json")
+
+    assert outcome.code == 1
+    assert json.loads(outcome.out)["problems"] == [
+        "JAX on the CPU: RuntimeError: jaxlib is version 0.9, but this jax needs 0.10"
+    ]
+
+
+def test_a_bad_model_does_not_stop_the_report():
+    outcome = run("doctor", "--model=/none")
+
+    assert outcome.code == 0
+    assert "/none: cannot be opened" in outcome.out
