@@ -1,0 +1,225 @@
+"""Ids in, ids out: the map of the program.
+
+A request's prompt is read in tiles of 256 rows, its last n mod 64 ids in windows; then each window reads the
+id drawn last and gives the logits of the next. The engine knows no text.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from strata_jax import _native
+from strata_jax.engine.request import Request, Timings
+from strata_jax.engine.runner import GRAIN, TILE_ROWS, Runner, RunnerOptions
+from strata_jax.engine.sampling import Sampler
+from strata_jax.errors import UsageError
+from strata_jax.weights.pack import Pack
+
+DEFAULT_CONTEXT = 8192
+MAX_WINDOW_ROWS = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What a caller may choose about an engine."""
+
+    max_context: int | None = None
+    """Positions of the cache; None = the smaller of the file's and 8192."""
+    threads: int | None = None
+    """Threads of the native ops; None = one per core."""
+    window_rows: int | None = None
+    """Rows of a window; None = 8. Answers do not depend on it."""
+    all_logits: bool = False
+    """Keep the logits of every position read."""
+    cache_dir: Path | None = None
+    """Where compiled programs are kept between runs; None = nowhere."""
+
+
+def _ignore(_: str) -> None:
+    pass
+
+
+class Engine:
+    """One model, one request at a time."""
+
+    def __init__(self, pack: Pack, runner: Runner, options: EngineOptions, notes: tuple[str, ...]):
+        self.pack = pack
+        self.notes = notes
+        """One line for each choice a user may want to know of."""
+        self._runner = runner
+        self._options = options
+
+    @classmethod
+    def open(
+        cls, pack: Pack, options: EngineOptions, report: Callable[[str], None] = _ignore
+    ) -> "Engine":
+        """Loads and compiles; `report` gets a line for each phase.
+
+        Raises:
+            UsageError: for options out of range.
+        """
+        context, notes = _context(pack, options)
+        rows = options.window_rows if options.window_rows is not None else 8
+        if not 1 <= rows <= MAX_WINDOW_ROWS:
+            raise UsageError(f"window_rows: {rows}, expected 1 to {MAX_WINDOW_ROWS}")
+        if options.threads is not None:
+            if not 1 <= options.threads <= 1024:
+                raise UsageError(f"threads: {options.threads}, expected 1 to 1024")
+            _native.set_threads(options.threads)
+        if options.cache_dir is not None:
+            _use_compile_cache(options.cache_dir)
+        runner_options = RunnerOptions(
+            max_context=context, window_rows=rows, all_logits=options.all_logits
+        )
+        return cls(pack, Runner(pack, runner_options, report), options, notes)
+
+    @property
+    def max_context(self) -> int:
+        """Positions that prompt and answer may fill together."""
+        return self._runner.options.max_context
+
+    def start(self, request: Request) -> "Generation":
+        """Begins a request; iterate the result for the ids. Ends any earlier one.
+
+        Raises:
+            UsageError: if the prompt is empty, too long, or holds ids the model has not.
+        """
+        vocab = self.pack.config.vocab_size
+        for place, token in enumerate(request.ids):
+            if not 0 <= token < vocab:
+                raise UsageError(
+                    f"prompt: id {token} at place {place}, expected ids from 0 to {vocab - 1}"
+                )
+        if not request.ids:
+            raise UsageError("prompt: no tokens, expected at least one")
+        if len(request.ids) > self.max_context:
+            raise UsageError(
+                f"prompt: {len(request.ids)} tokens, at most {self.max_context} fit; shorten it or "
+                f"raise --max_context"
+            )
+        if request.max_tokens < 0:
+            raise UsageError(f"max_tokens: {request.max_tokens}, expected 0 or more")
+        return Generation(self._runner, request, keep_logits=self._options.all_logits)
+
+    def close(self) -> None:
+        """Frees the device; the pack stays the caller's to close."""
+        self._runner.close()
+
+
+class Generation:
+    """The ids of one answer, drawn as they are asked for."""
+
+    def __init__(self, runner: Runner, request: Request, *, keep_logits: bool):
+        self.finish_reason: str | None = None
+        """"stop" (an id of `stop_ids`), "length" or "cancelled"; None while it runs."""
+        self._runner = runner
+        self._request = request
+        self._kept: list[np.ndarray] | None = [] if keep_logits else None
+        self._prompt_s: float | None = None
+        self._first: float | None = None
+        self._last: float | None = None
+        self._count = 0
+        self._ids = self._run()
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        return next(self._ids)
+
+    def cancel(self) -> None:
+        """Ends the answer after the id drawn last."""
+        if self.finish_reason is None:
+            self.finish_reason = "cancelled"
+        self._ids.close()
+
+    @property
+    def logits(self) -> np.ndarray:
+        """Float32 [positions, V] of every position read, prompt first (with `all_logits`)."""
+        assert self._kept is not None, "EngineOptions.all_logits was not set"
+        return np.concatenate(self._kept)
+
+    @property
+    def timings(self) -> Timings:
+        """Figures so far."""
+        decode_s = None
+        if self._count > 1 and self._last is not None and self._first is not None:
+            decode_s = self._last - self._first
+        prompt = len(self._request.ids)
+        return Timings(
+            load_s=self._runner.load_s,
+            compile_s=self._runner.compile_s,
+            prompt_s=self._prompt_s,
+            decode_s=decode_s,
+            prompt_tok_s=prompt / self._prompt_s if self._prompt_s else None,
+            decode_tok_s=(self._count - 1) / decode_s if decode_s else None,
+        )
+
+    def _run(self) -> Iterator[int]:
+        request, runner = self._request, self._runner
+        start = time.perf_counter()
+        logits = self._read_prompt()
+        sampler = Sampler(request.settings, request.ids, runner.config.vocab_size)
+        while self._count < request.max_tokens:
+            token = sampler.pick(logits, runner.position)
+            self._count += 1
+            self._last = time.perf_counter()
+            if self._first is None:
+                self._first = self._last
+                self._prompt_s = self._last - start
+            if token in request.stop_ids:
+                self.finish_reason = "stop"
+            elif self._count == request.max_tokens or runner.position == runner.options.max_context:
+                self.finish_reason = "length"
+            yield token
+            if self.finish_reason is not None:
+                return
+            logits = self._keep(runner.read_window(np.asarray([token])))[-1]
+        self._prompt_s = time.perf_counter() - start
+        self.finish_reason = "length"
+
+    def _read_prompt(self) -> np.ndarray:
+        """Reads the prompt by tiles, its end by windows; returns the logits after its last id."""
+        ids = np.asarray(self._request.ids, np.int32)
+        in_tiles = len(ids) // GRAIN * GRAIN
+        keep = self._kept is not None
+        self._runner.reset()
+        logits = np.zeros((1, 1), np.float32)
+        for begin in range(0, in_tiles, TILE_ROWS):
+            end = min(begin + TILE_ROWS, in_tiles)
+            logits = self._runner.read_tile(ids[begin:end], want_logits=keep or end == len(ids))
+            self._keep(logits)
+        rows = self._runner.options.window_rows
+        for begin in range(in_tiles, len(ids), rows):
+            end = min(begin + rows, len(ids))
+            logits = self._runner.read_window(ids[begin:end], want_logits=keep or end == len(ids))
+            self._keep(logits)
+        return logits[-1]
+
+    def _keep(self, logits: np.ndarray) -> np.ndarray:
+        if self._kept is not None:
+            self._kept.append(logits.copy())  # the device may reuse its buffer
+        return logits
+
+
+def _context(pack: Pack, options: EngineOptions) -> tuple[int, tuple[str, ...]]:
+    trained = pack.config.context_length
+    if options.max_context is None:
+        return min(trained, DEFAULT_CONTEXT), ()
+    if not 1 <= options.max_context <= 1 << 24:
+        raise UsageError(f"max_context: {options.max_context}, expected 1 to {1 << 24}")
+    if options.max_context > trained:
+        note = f"max_context: {options.max_context} is more than the file's {trained}; kept"
+        return options.max_context, (note,)
+    return options.max_context, ()
+
+
+def _use_compile_cache(directory: Path) -> None:
+    import jax  # after flags are read: importing it takes a second
+
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

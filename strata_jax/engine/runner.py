@@ -1,0 +1,137 @@
+"""The model on the primary device: the only place that compiles. Owns parameters, state and store."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from strata_jax.config import ModelConfig
+from strata_jax.engine.loader import load_params, primary_sharding
+from strata_jax.model.state import DecodeState, empty_state, num_cells
+from strata_jax.model.transformer import Residual, forward, head
+from strata_jax.ops.sets import OpSet, native_ops
+from strata_jax.weights.matrices import fill_store
+from strata_jax.weights.pack import Pack
+
+TILE_ROWS = 256
+"""Rows of a prompt tile on the CPU (numerics.md, contract C)."""
+GRAIN = 64
+"""Tiles start at multiples of this; a prompt's last `n mod GRAIN` tokens go through windows."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunnerOptions:
+    """Sizes that are part of the compiled programs."""
+
+    max_context: int
+    """Positions the cache holds."""
+    window_rows: int = 8
+    """Width of the window program; a row's bits do not depend on it."""
+    all_logits: bool = False
+    """Tiles give the logits of every row, not of the last one only."""
+
+
+class Runner:
+    """Reads ids through tiles and windows. Every program is compiled by the constructor."""
+
+    def __init__(self, pack: Pack, options: RunnerOptions, report: Callable[[str], None]):
+        start = time.perf_counter()
+        self.config = pack.config
+        self.options = options
+        self._store = fill_store(pack)
+        ops = native_ops(self._store.slot)
+        self._sharding = primary_sharding()
+        self._params = load_params(pack, self._sharding)
+        self._cells = num_cells(options.max_context, TILE_ROWS)
+        self._state: DecodeState | None = None
+        self.position = 0
+        """Tokens read so far."""
+        self.load_s = time.perf_counter() - start
+        start = time.perf_counter()
+        self._window = self._compile(
+            functools.partial(window_program, ops, self.config), options.window_rows, report
+        )
+        self._tile = self._compile(
+            functools.partial(tile_program, ops, self.config, options.all_logits),
+            TILE_ROWS,
+            report,
+        )
+        self.compile_s = time.perf_counter() - start
+
+    def _compile(self, program, rows: int, report: Callable[[str], None]):
+        report(f"compiling the program for {rows} rows")
+        state = jax.eval_shape(functools.partial(empty_state, self.config, self._cells))
+        place = functools.partial(jax.ShapeDtypeStruct, sharding=self._sharding)
+        state = jax.tree.map(lambda leaf: place(leaf.shape, leaf.dtype), state)
+        number = place((), jnp.int32)
+        jitted = jax.jit(program, donate_argnums=1)
+        ids = place((rows,), jnp.int32)
+        return jitted.lower(self._params, state, ids, number, number, number).compile()
+
+    def reset(self) -> None:
+        """Forgets everything that was read."""
+        self._state = jax.device_put(empty_state(self.config, self._cells), self._sharding)
+        self.position = 0
+
+    def read_tile(self, ids: np.ndarray, *, want_logits: bool) -> np.ndarray:
+        """Reads up to TILE_ROWS ids from a multiple of GRAIN on.
+
+        Returns:
+            logits [1, V] of the last id ([n, V] of all with `all_logits`), valid until the next call;
+            of no meaning unless `want_logits`.
+        """
+        assert self.position % GRAIN == 0, self.position
+        rows = len(ids) if self.options.all_logits else 1
+        return self._run(self._tile, TILE_ROWS, ids, rows if want_logits else 0)[:rows]
+
+    def read_window(self, ids: np.ndarray, *, want_logits: bool = True) -> np.ndarray:
+        """Reads up to `window_rows` ids; returns their logits [n, V], valid until the next call."""
+        rows = len(ids) if want_logits else 0
+        return self._run(self._window, self.options.window_rows, ids, rows)[: len(ids)]
+
+    def _run(self, program, width: int, ids: np.ndarray, head_rows: int) -> np.ndarray:
+        assert self._state is not None, "reset before reading"
+        assert 0 < len(ids) <= width and self.position + len(ids) <= self.options.max_context
+        padded = np.zeros(width, np.int32)
+        padded[: len(ids)] = ids
+        state, self._state = self._state, None  # donated: a failed step leaves no state behind
+        numbers = (np.int32(self.position), np.int32(len(ids)), np.int32(head_rows))
+        logits, self._state = program(self._params, state, padded, *numbers)
+        self.position += len(ids)
+        return np.asarray(logits)
+
+    def close(self) -> None:
+        """Lets go of the native store and the device's memory; close before the pack."""
+        self._state = None
+        self._store.close()
+
+
+def window_program(
+    ops: OpSet, config: ModelConfig, params, state: DecodeState, ids, pos, live, head_rows
+):
+    """A window: logits [T, V] of its first `head_rows` rows, and the new state."""
+    residual, state = forward(ops, ops.gdn_window, config, params, state, ids, pos, live)
+    return head(ops, config, params, residual, head_rows), state
+
+
+def tile_program(
+    ops: OpSet,
+    config: ModelConfig,
+    all_logits: bool,
+    params,
+    state: DecodeState,
+    ids,
+    pos,
+    live,
+    head_rows,
+):
+    """A tile: logits of its last live row, or of every row, and the new state."""
+    residual, state = forward(ops, ops.gdn_chunk, config, params, state, ids, pos, live)
+    if not all_logits:
+        last = [jax.lax.dynamic_slice_in_dim(x, live - 1, 1) for x in residual]
+        residual = Residual(*last)
+    return head(ops, config, params, residual, head_rows), state
