@@ -43,7 +43,7 @@ def test_prints_its_version():
     ("args", "expected"),
     [
         (("genrate",), "unknown command 'genrate'; did you mean generate?"),
-        (("xyz",), "unknown command 'xyz'; one of generate, chat, plan, doctor expected"),
+        (("xyz",), f"unknown command 'xyz'; one of {', '.join(COMMANDS)} expected"),
         (("help", "pln"), "did you mean plan?"),
         (("--model=x", "generate"), "received --model=x first"),
         (("plan", "--prompt=x"), "--prompt is a flag of generate, not of plan"),
