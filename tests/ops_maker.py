@@ -18,7 +18,7 @@ import numpy as np
 from strata_jax import _native
 from strata_jax.ops.case_inputs import Call
 from strata_jax.ops.case_matrices import Matrix
-from strata_jax.ops.cases import CASES, Case
+from strata_jax.ops.cases import CASES, ROW_OPERANDS, TOLERANCES, Case
 from strata_jax.ops.roles import Role
 from strata_jax.ops.sets import native_ops, plain_ops
 
@@ -28,59 +28,11 @@ WIDTHS = (1, 2, 3, 8, 64)
 OP_ERRORS = (ValueError, jax.errors.JaxRuntimeError)
 """What an op's refusal arrives as: JAX makes XLA's INVALID_ARGUMENT a ValueError where it can."""
 
-ROW_OPERANDS = {
-    "quant_matmul": (0,),
-    "expert_ffn": (0, 1, 2, 3),
-    "embed_rows": (0,),
-    "ngram_rows": (0,),
-    "hyper_read": (0, 1, 2),
-    "router_topk": (0,),
-    "ngram_gate": (0, 5),
-    "gdn_window": (0,),
-    "gdn_chunk": (0,),
-    "qsa_append": (0,),
-    "qsa_select": (0,),
-    "qsa_attend": (0, 1, 4),
-}
-"""Operands with a row axis; the last operand of every op is the number of live rows."""
-
-STATES = {
-    "ngram_gate": {6: 1},
-    "gdn_window": {5: 1, 6: 2},
-    "gdn_chunk": {5: 1, 6: 2},
-    "qsa_append": {6: 2, 7: 3, 8: 4, 9: 5},
-}
-"""Operands that are state, and the results that carry them on."""
-
-IN_PLACE_ROWS = {"hyper_read": {0: 0}, "ngram_gate": {5: 0}}
-"""Operands with a row axis that a result updates in place: dead rows keep them."""
-
-POSITIONED = {"qsa_append", "qsa_select", "qsa_attend"}
-"""Ops whose last operand but one is the position of row 0."""
-
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
 _LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-
-
-TOLERANCES = {
-    # The activation is rounded to 1/254 of the largest of 32 values, the twin's is not.
-    "quant_matmul": 0.02,
-    # Two products after one another, each on rounded activations.
-    "expert_ffn": 0.04,
-    "hyper_read": 0.01,
-    # float32 sums in another order, and the other side's exp, cos and sin.
-    "router_topk": 1e-6,
-    "ngram_gate": 1e-6,
-    "gdn_window": 5e-6,
-    "qsa_append": 1e-6,
-    "qsa_attend": 5e-6,
-    # The same recurrence as triangular solves over 64 rows.
-    "gdn_chunk": 5e-5,
-}
-"""How far an op may lie from its twin, as a part of the largest value; 0 where it is not named."""
 
 
 class GuardedStore:

@@ -15,15 +15,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from strata_jax.ops.case_inputs import Call, make_call
-from strata_jax.ops.cases import CASES
+from strata_jax.ops.cases import CASES, IN_PLACE_ROWS, POSITIONED, ROW_OPERANDS, STATES
 from strata_jax.ops.sets import native_ops
 from tests.ops_maker import (
-    IN_PLACE_ROWS,
     KERNELS,
     OP_ERRORS,
-    POSITIONED,
-    ROW_OPERANDS,
-    STATES,
     THREADS,
     WIDTHS,
     assert_same_bits,

@@ -71,7 +71,7 @@ class NgramTable:
         info = pack.tensor(TENSOR)
         self._what = f"{shown(info.nbytes)}, {info.shape[1]} rows of {info.type.name}"
         self._view: np.ndarray | None = pack.view(TENSOR)  # keeps the mapping alive
-        self._cache_bytes = cache_bytes
+        self._cache_bytes = min(cache_bytes, info.nbytes)
         if mode == "ram":
             _check_fits(info.nbytes, available_bytes)
         try:

@@ -1,0 +1,241 @@
+#!/usr/bin/env python3
+"""Checks every native op at its named shapes (strata_jax/ops/cases.py), then times it.
+
+  tools/bench_ops.py [--op REGEX] [--case REGEX] [--threads N] [--seconds 0.2]
+  tools/bench_ops.py --op quant_matmul --case 'released/.*/window_1'
+
+A time is that of one call inside a loop of the compiled program, the best of five loops: no dispatch from
+Python. GB/s counts the bytes that must move at least once, against a memory copy measured in the same run;
+what fits in a cache may go beyond it. GMAC/s counts the multiply-adds of the products, against chains of
+dot products in registers: int8 ones for quantised weights, float32 ones for the rest.
+"""
+
+import argparse
+import ctypes
+import dataclasses
+import functools
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from strata_jax import _native
+from strata_jax.ops.case_inputs import Call, make_call
+from strata_jax.ops.case_matrices import open_store
+from strata_jax.ops.cases import CASES, IN_PLACE_ROWS, ROW_OPERANDS, STATES, TOLERANCES
+from strata_jax.ops.sets import OpSet, native_ops, plain_ops
+from strata_jax.ops.unpack_ref import layout_of
+
+COPY_BYTES = 64 << 20
+LOOPS = 5
+EXACT = {"quant_matmul", "expert_ffn"}
+"""Ops whose bits the scalar kernels specify."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Peaks:
+    """What this machine does at most, all threads together; 0 where it was not measured."""
+
+    copy_bytes: float
+    int8_macs: float
+    float_macs: float
+
+
+def on_threads(count: int, work: Callable[[], float]) -> float:
+    """The sum of `work`'s results on that many threads at once."""
+    results: list[float] = []
+    workers = [threading.Thread(target=lambda: results.append(work())) for _ in range(count)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return sum(results)
+
+
+def copy_rate(seconds: float) -> float:
+    """Bytes read plus bytes written per second by copies of blocks no cache holds."""
+    source, target = np.ones(COPY_BYTES, np.uint8), np.zeros(COPY_BYTES, np.uint8)
+    begin, copied = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        np.copyto(target, source)
+        copied += 2 * COPY_BYTES
+    return copied / (time.perf_counter() - begin)
+
+
+def measure_peaks(threads: int, seconds: float) -> Peaks:
+    copy = on_threads(threads, functools.partial(copy_rate, seconds))
+    source = Path(__file__).with_name("dot_peak.cc")
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "dot_peak.so"
+        command = ["c++", "-O2", "-march=native", "-shared", "-fPIC", source, "-o", library]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"dot-product peak: not measured, c++ failed ({error})")
+            return Peaks(copy, 0.0, 0.0)
+        peaks = ctypes.CDLL(str(library))
+        rates = []
+        for name in ("Int8MacsPerSecond", "FloatMacsPerSecond"):
+            function = getattr(peaks, name)
+            function.argtypes, function.restype = [ctypes.c_double], ctypes.c_double
+            rates.append(on_threads(threads, functools.partial(function, seconds)))
+    return Peaks(copy, *rates)
+
+
+def run(ops: OpSet, call: Call) -> list[np.ndarray]:
+    program = jax.jit(functools.partial(getattr(ops, call.op), **call.attributes))
+    return [np.array(leaf) for leaf in jax.tree.leaves(program(*call.operands))]
+
+
+def some_rows(call: Call) -> tuple[Call, np.ndarray]:
+    """The call with its first, middle and last row only: a row's bits depend on no other."""
+    count = len(call.operands[0])
+    rows = np.unique([0, count // 2, count - 1])
+    operands = list(call.operands)
+    for place in ROW_OPERANDS[call.op]:
+        operands[place] = operands[place][rows]
+    operands[-1] = np.int32(len(rows))
+    return dataclasses.replace(call, operands=tuple(operands)), rows
+
+
+def verify(call: Call, slot: int) -> str:
+    """What the op was found equal to; raises AssertionError where it differs."""
+    got = run(native_ops(slot), call)
+    if call.op in EXACT:
+        few, rows = some_rows(call)
+        before = _native.kernels()
+        _native.select_kernels("scalar")
+        try:
+            expected = run(native_ops(slot), few)
+        finally:
+            _native.select_kernels(before)
+        np.testing.assert_array_equal(got[0][rows], expected[0])
+        return "bits"
+    matrices = {(role, 0): matrix.values() for role, matrix in call.matrices.items()}
+    tolerance = TOLERANCES.get(call.op, 0.0)
+    for g, e in zip(got, run(plain_ops(matrices), call)):
+        np.testing.assert_allclose(g, e, rtol=0, atol=tolerance * np.abs(e).max(initial=0.0))
+    return f"{tolerance:g}" if tolerance else "equal"
+
+
+def looped(call: Call, slot: int) -> Callable[..., Any]:
+    """A program that makes n calls, each fed by the one before, so that none can be left out."""
+    op = functools.partial(getattr(native_ops(slot), call.op), **call.attributes)
+    in_place = STATES.get(call.op, {}) | IN_PLACE_ROWS.get(call.op, {})
+
+    def program(n, state, operands):
+        def body(_, carry):
+            live, state = carry
+            filled = list(operands)
+            for place, value in zip(in_place, state):
+                filled[place] = value
+            results = jax.tree.leaves(op(*filled[:-1], live))
+            first = results[0].reshape(-1)[0]
+            # Never true, but the compiler cannot know: without it equal calls would be made once.
+            live = live - (first == -77).astype(jnp.int32)
+            return live, [results[place] for place in in_place.values()]
+
+        return jax.lax.fori_loop(0, n, body, (operands[-1], state))
+
+    compiled = jax.jit(program, donate_argnums=1)
+
+    def call_program(n: int) -> None:
+        state = [jnp.array(call.operands[place], copy=True) for place in in_place]
+        jax.block_until_ready(state)
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(n, state, call.operands))
+        call_program.elapsed = time.perf_counter() - start  # type: ignore[attr-defined]
+
+    return call_program
+
+
+def time_call(call: Call, slot: int, seconds: float) -> float:
+    """Seconds of one call, the best of five loops of about `seconds` each."""
+    program = looped(call, slot)
+    program(1)
+    n = 1
+    while True:
+        program(n)
+        elapsed = program.elapsed  # type: ignore[attr-defined]
+        if elapsed > seconds / 4 or n > 1 << 20:
+            break
+        n *= 4
+    n = max(1, int(n * seconds / elapsed))
+    times = []
+    for _ in range(LOOPS):
+        program(n)
+        times.append(program.elapsed / n)  # type: ignore[attr-defined]
+    return min(times)
+
+
+def share(value: float, peak: float) -> str:
+    return f"{100 * value / peak:4.0f}%" if peak and value else "    -"
+
+
+def line(call: Call, case: str, seconds: float, check: str, peaks: Peaks) -> str:
+    quantised = any(layout_of(m.type_id).form != "float" for m in call.matrices.values())
+    peak = peaks.int8_macs if quantised else peaks.float_macs
+    moved, macs = call.num_bytes / seconds, call.macs / seconds
+    return (
+        f"{call.op:13s}{case:27s}{seconds * 1e6:11.1f}{moved / 1e9:8.2f}"
+        f" {share(moved, peaks.copy_bytes)}{macs / 1e9:9.2f} {share(macs, peak)}  {check}"
+    )
+
+
+def parse_flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--op", default="", help="regular expression that an op's name must hold")
+    parser.add_argument("--case", default="", help="likewise for the case's name")
+    parser.add_argument("--threads", type=int, default=_native.num_threads())
+    parser.add_argument("--seconds", type=float, default=0.2, help="of each of the five loops")
+    return parser.parse_args()
+
+
+def main() -> int:
+    flags = parse_flags()
+    chosen = [
+        (op, case)
+        for op, cases in CASES.items()
+        for case in cases
+        if re.search(flags.op, op) and re.search(flags.case, case.name)
+    ]
+    if not chosen:
+        print(f"bench_ops: no case matches --op={flags.op} --case={flags.case}", file=sys.stderr)
+        return 2
+    _native.set_threads(flags.threads)
+    peaks = measure_peaks(flags.threads, 0.5)
+    print(
+        f"kernels {_native.kernels()}, {flags.threads} threads; memory copy "
+        f"{peaks.copy_bytes / 1e9:.1f} GB/s, int8 dot products {peaks.int8_macs / 1e9:.0f} GMAC/s, "
+        f"float32 {peaks.float_macs / 1e9:.0f} GMAC/s"
+    )
+    print(
+        f"{'op':13s}{'case':27s}{'us':>11s}{'GB/s':>8s} {'copy':>5s}{'GMAC/s':>9s} {'peak':>5s}  check"
+    )
+    failed = 0
+    for op, case in chosen:
+        call = make_call(op, case)
+        store = open_store(call.matrices)
+        try:
+            check = verify(call, store.slot)
+            seconds = time_call(call, store.slot, flags.seconds)
+            print(line(call, case.name, seconds, check, peaks), flush=True)
+        except AssertionError as error:
+            failed += 1
+            print(f"{op:13s}{case.name:27s} DIFFERS: {error}", flush=True)
+        finally:
+            store.close()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
