@@ -25,15 +25,15 @@ Activations QuantizedRows::View(const int32_t* rows) const {
   return {codes_.data(), scales_.data(), sums_.data(), values_, width_, rows};
 }
 
-void MultiplyPanel(const Matrix& matrix, int64_t index, int64_t first_row, const Activations& x,
+void MultiplyPanel(const Matrix& shape, const uint8_t* bytes, int64_t first_row, const Activations& x,
                    int64_t num_rows, float* y, int64_t stride) {
   const Kernels& kernels = ActiveKernels();
-  const TypeInfo& type = *matrix.type;
-  const int columns = static_cast<int>(std::min<int64_t>(kPanelRows, matrix.rows - first_row));
-  const uint8_t* rows = matrix.Row(index, first_row);
-  const int64_t row_bytes = matrix.row_bytes();
-  for (int64_t begin = 0; begin < matrix.cols; begin += kSegment) {
-    const int values = static_cast<int>(std::min<int64_t>(kSegment, matrix.cols - begin));
+  const TypeInfo& type = *shape.type;
+  const int columns = static_cast<int>(std::min<int64_t>(kPanelRows, shape.rows - first_row));
+  const int64_t row_bytes = shape.row_bytes();
+  const uint8_t* rows = bytes + first_row * row_bytes;
+  for (int64_t begin = 0; begin < shape.cols; begin += kSegment) {
+    const int values = static_cast<int>(std::min<int64_t>(kSegment, shape.cols - begin));
     const uint8_t* segment = rows + begin / type.block_values * type.block_bytes;
     const PanelOutput out = {y, stride, columns, begin == 0};
     if (type.form == Form::kFloat) {
