@@ -27,10 +27,17 @@ std::unique_ptr<ThreadPool>& Slot() {
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads) {
-  for (int i = 1; i < num_threads; ++i) helpers_.emplace_back([this] { Help(); });
+  try {
+    for (int i = 1; i < num_threads; ++i) helpers_.emplace_back([this] { Help(); });
+  } catch (...) {  // the system has no more threads to give; those started must end first
+    Stop();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { Stop(); }
+
+void ThreadPool::Stop() {
   {
     std::lock_guard<std::mutex> lock(sleep_mutex_);
     stop_ = true;
@@ -93,10 +100,13 @@ void ThreadPool::Help() {
 }
 
 ThreadPool& ThreadPool::Global() {
-  if (!Slot()) {
+  // Two programs may run their first op at once.
+  static const bool started = [] {
     const unsigned cores = std::thread::hardware_concurrency();
-    SetThreads(cores > 0 ? static_cast<int>(cores) : 1);
-  }
+    if (!Slot()) SetThreads(cores > 0 ? static_cast<int>(cores) : 1);
+    return true;
+  }();
+  static_cast<void>(started);
   return *Slot();
 }
 

@@ -40,6 +40,7 @@ class ThreadPool {
   static void SetThreads(int num_threads);
 
  private:
+  void Stop();
   void Help();
   void Work();
 

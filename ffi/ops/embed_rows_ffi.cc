@@ -19,14 +19,17 @@ ffi::Error Handle(ffi::BufferR1<ffi::S32> ids, ffi::BufferR0<ffi::S32> live,
   STRATA_CHECK_ARG("embed_rows", table != nullptr && table->cols == out->dimensions()[1],
                    "role " + std::to_string(role) + " has no table of " +
                        std::to_string(out->dimensions()[1]) + " columns");
+  const int64_t num_rows = ids.dimensions()[0];
   const int64_t num_live = *live.typed_data();
+  STRATA_CHECK_ARG("embed_rows", num_live >= 0 && num_live <= num_rows,
+                   std::to_string(num_live) + " live rows of " + std::to_string(num_rows));
   for (int64_t t = 0; t < num_live; ++t) {
     const int32_t id = ids.typed_data()[t];
     STRATA_CHECK_ARG("embed_rows", id >= 0 && id < table->rows,
                      "ids[" + std::to_string(t) + "] is " + std::to_string(id) +
                          ", outside [0, " + std::to_string(table->rows) + ")");
   }
-  EmbedRows({ids.typed_data(), out->typed_data(), ids.dimensions()[0], num_live, table});
+  EmbedRows({ids.typed_data(), out->typed_data(), num_rows, num_live, table});
   return ffi::Error::Success();
 }
 

@@ -39,6 +39,11 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> x, ffi::BufferR2<ffi::S32> ids,
   STRATA_CHECK_ARG("expert_ffn", args.num_live >= 0 && args.num_live <= args.num_rows,
                    std::to_string(args.num_live) + " live rows of " +
                        std::to_string(args.num_rows));
+  STRATA_CHECK_ARG("expert_ffn",
+                   ids.dimensions()[0] == args.num_rows &&
+                       HasShape(weights, {args.num_rows, args.num_active}) &&
+                       HasShape(shared_weights, {args.num_rows}),
+                   "shapes of x, ids, weights and shared_weights do not belong together");
   args.x = x.typed_data();
   args.ids = ids.typed_data();
   args.weights = weights.typed_data();

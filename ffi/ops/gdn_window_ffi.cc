@@ -32,9 +32,13 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> proj, ffi::BufferR2<ffi::F32> conv_wei
                        channels == (2 * key_heads + args.value_heads) * args.head_dim &&
                        proj.dimensions()[1] ==
                            channels + args.value_heads * (args.head_dim + 2) &&
-                       conv_state.dimensions()[0] == args.num_taps - 1 &&
-                       conv_state.dimensions()[1] == channels,
-                   "shapes of proj, conv_weight, conv_state and state do not belong together");
+                       args.num_taps > 0 && HasShape(conv_state, {args.num_taps - 1, channels}) &&
+                       state.dimensions()[2] == args.head_dim &&
+                       HasShape(decay, {args.value_heads}) &&
+                       HasShape(dt_bias, {args.value_heads}) &&
+                       HasShape(norm_weight, {args.head_dim}),
+                   "shapes of proj, conv_weight, conv_state, state, decay, dt_bias and norm_weight "
+                   "do not belong together");
   STRATA_CHECK_ARG("gdn_window", args.num_live >= 0 && args.num_live <= args.num_rows,
                    std::to_string(args.num_live) + " live rows of " +
                        std::to_string(args.num_rows));

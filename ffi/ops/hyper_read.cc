@@ -117,7 +117,8 @@ void HyperRead(const HyperReadArgs& a) {
   });
   const int64_t dead = a.num_rows - a.num_live;
   std::memset(a.x + a.num_live * a.width, 0, dead * a.width * sizeof(float));
-  if (a.inject != nullptr) std::memset(a.next_beta + a.num_live * J, 0, dead * J * sizeof(float));
+  const int64_t injected = a.inject != nullptr ? a.num_live : 0;
+  std::memset(a.next_beta + injected * J, 0, (a.num_rows - injected) * J * sizeof(float));
 }
 
 }  // namespace strata

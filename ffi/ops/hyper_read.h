@@ -21,7 +21,7 @@ struct HyperReadArgs {
   const float* beta;     // [T, J]
   const float* norm;     // [J, D]
   float* x;              // [T, D]
-  float* next_beta;      // [T, J]     null without inject
+  float* next_beta;      // [T, J]     zero without inject
   int64_t num_rows;      // T
   int64_t num_live;
   int64_t num_streams;   // J

@@ -42,6 +42,11 @@ ffi::Error Handle(ffi::BufferR3<ffi::F32> streams, ffi::BufferR2<ffi::F32> y,
   STRATA_CHECK_ARG("hyper_read", args.num_live >= 0 && args.num_live <= args.num_rows,
                    std::to_string(args.num_live) + " live rows of " +
                        std::to_string(args.num_rows));
+  STRATA_CHECK_ARG("hyper_read",
+                   HasShape(y, {args.num_rows, args.width}) &&
+                       HasShape(beta, {args.num_rows, args.num_streams}) &&
+                       HasShape(norm, {args.num_streams, args.width}),
+                   "shapes of streams, y, beta and norm do not belong together");
   args.streams = InPlace(streams, new_streams);
   args.y = y.typed_data();
   args.beta = beta.typed_data();

@@ -32,12 +32,24 @@ ffi::Error Handle(ffi::BufferR2<ffi::S32> tokens, ffi::BufferR0<ffi::S32> live,
                    "multipliers, offsets, sizes and tokens do not belong together");
   for (int64_t j = 0; j < num_heads; ++j) {
     STRATA_CHECK_ARG("ngram_rows",
-                     sizes[j] > 0 && offsets[j] >= 0 && offsets[j] + sizes[j] <= table->rows,
+                     sizes[j] > 0 && sizes[j] <= table->rows && offsets[j] >= 0 &&
+                         offsets[j] <= table->rows - sizes[j],
                      "head " + std::to_string(j) + " reaches past the table's " +
                          std::to_string(table->rows) + " rows");
   }
-  NgramRows({tokens.typed_data(), out->typed_data(), tokens.dimensions()[0], *live.typed_data(),
-             Plain(multipliers), Plain(offsets), Plain(sizes), table});
+  const int64_t num_rows = tokens.dimensions()[0];
+  const int64_t num_live = *live.typed_data();
+  STRATA_CHECK_ARG("ngram_rows", num_live >= 0 && num_live <= num_rows,
+                   std::to_string(num_live) + " live rows of " + std::to_string(num_rows));
+  const int64_t ngram_size = tokens.dimensions()[1];
+  for (int64_t i = 0; i < num_live * ngram_size; ++i) {
+    STRATA_CHECK_ARG("ngram_rows", tokens.typed_data()[i] >= 0,
+                     "tokens[" + std::to_string(i / ngram_size) + ", " +
+                         std::to_string(i % ngram_size) + "] is " +
+                         std::to_string(tokens.typed_data()[i]) + ", expected 0 or more");
+  }
+  NgramRows({tokens.typed_data(), out->typed_data(), num_rows, num_live, Plain(multipliers),
+             Plain(offsets), Plain(sizes), table});
   return ffi::Error::Success();
 }
 

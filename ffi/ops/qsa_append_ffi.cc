@@ -45,11 +45,19 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> proj, ffi::BufferR1<ffi::F32> q_norm,
                    proj.dimensions()[1] ==
                            (2 * args.num_heads + 2 * args.num_kv_heads) * args.head_dim +
                                index_width &&
-                       args.rotated <= args.head_dim &&
+                       args.rotated <= args.head_dim && HasShape(q_norm, {args.head_dim}) &&
+                       HasShape(k_norm, {args.head_dim}) &&
+                       HasShape(values, {cells, args.num_kv_heads, args.head_dim}) &&
                        (args.index_heads == 0 ||
-                        (args.rotated <= args.index_dim && index_raw.dimensions()[0] == cells &&
-                         index_keys.dimensions()[0] * 16 * ratio >= cells)),
-                   "shapes of proj, keys and the indexer's caches do not belong together");
+                        (args.rotated <= args.index_dim && ratio > 0 &&
+                         HasShape(index_q_norm, {args.index_dim}) &&
+                         HasShape(index_k_norm, {args.index_dim}) &&
+                         HasShape(index_raw, {cells, args.index_dim}) &&
+                         index_keys.dimensions()[0] * 16 * ratio >= cells &&
+                         index_keys.dimensions()[1] == args.index_dim &&
+                         index_keys.dimensions()[2] == 16)),
+                   "shapes of proj, the norms, keys, values and the indexer's caches do not belong "
+                   "together");
   args.proj = proj.typed_data();
   args.q_norm = q_norm.typed_data();
   args.k_norm = k_norm.typed_data();

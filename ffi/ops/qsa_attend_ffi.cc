@@ -32,10 +32,14 @@ ffi::Error Handle(ffi::BufferR3<ffi::F32> q, ffi::BufferR2<ffi::F32> proj,
                    std::to_string(args.num_live) + " rows at position " + std::to_string(args.pos) +
                        ", the cache has " + std::to_string(cells) + " cells");
   STRATA_CHECK_ARG("qsa_attend",
-                   args.head_dim % 16 == 0 && args.num_heads % args.num_kv_heads == 0 &&
+                   ratio >= 0 && args.head_dim % 16 == 0 && args.num_kv_heads > 0 &&
+                       args.num_heads % args.num_kv_heads == 0 &&
                        keys.dimensions()[2] == args.head_dim &&
+                       HasShape(values, {cells, args.num_kv_heads, args.head_dim}) &&
+                       proj.dimensions()[0] == args.num_rows &&
+                       blocks.dimensions()[0] == args.num_rows &&
                        args.proj_stride >= 2 * args.num_heads * args.head_dim,
-                   "shapes of q, proj and keys do not belong together");
+                   "shapes of q, proj, keys, values and blocks do not belong together");
   for (int64_t i = 0; ratio > 0 && i < args.num_live * args.num_blocks; ++i) {
     const int64_t block = blocks.typed_data()[i];
     const int64_t row = i / args.num_blocks;
@@ -43,6 +47,12 @@ ffi::Error Handle(ffi::BufferR3<ffi::F32> q, ffi::BufferR2<ffi::F32> proj,
                      block >= -1 && (block + 1) * ratio <= args.pos + row + 1,
                      "blocks[" + std::to_string(row) + ", " + std::to_string(i % args.num_blocks) +
                          "] is " + std::to_string(block) + ", not a complete block of that row");
+  }
+  for (int64_t t = 0; ratio > 0 && t < args.num_live; ++t) {
+    STRATA_CHECK_ARG("qsa_attend",
+                     (args.pos + t + 1) % ratio != 0 ||
+                         (args.num_blocks > 0 && blocks.typed_data()[t * args.num_blocks] >= 0),
+                     "row " + std::to_string(t) + " attends to no cell");
   }
   args.q = q.typed_data();
   args.proj = proj.typed_data();

@@ -16,6 +16,9 @@ ffi::Error Handle(ffi::BufferR3<ffi::F32> index_q, ffi::BufferR3<ffi::F32> index
   const FloatMode mode;
   const int64_t num_rows = index_q.dimensions()[0];
   const int64_t num_live = *live.typed_data();
+  STRATA_CHECK_ARG("qsa_select", ratio > 0 && blocks->dimensions()[1] > 0,
+                   std::to_string(blocks->dimensions()[1]) + " blocks of " +
+                       std::to_string(ratio) + " cells, expected at least 1 of 1");
   STRATA_CHECK_ARG("qsa_select",
                    num_live >= 0 && num_live <= num_rows && *pos.typed_data() >= 0 &&
                        (*pos.typed_data() + num_live) / ratio <= index_keys.dimensions()[0] * 16,

@@ -10,8 +10,10 @@
 namespace strata {
 namespace {
 
-// Float to an unsigned integer of the same order; -0.0 and +0.0 get one value.
+// Float to an unsigned integer of the same order; -0.0 and +0.0 get one value. NaN of either sign comes
+// first, so that it reaches the weights instead of hiding behind the experts chosen.
 uint32_t OrderedBits(float value) {
+  if (value != value) return 0xffffffffu;
   const uint32_t bits = std::bit_cast<uint32_t>(value + 0.0f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
@@ -39,7 +41,7 @@ void RouterTopk(const RouterTopkArgs& args) {
     for (int64_t a = 0; a < args.num_active; ++a) {
       ids[a] = static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(keys[a]));
       const float below = logits[ids[a]] - logits[ids[0]];
-      weights[a] = ExpBounded(below > -87.0f ? below : -87.0f);
+      weights[a] = below == below ? ExpBounded(below > -87.0f ? below : -87.0f) : below;
       sum += weights[a];
     }
     for (int64_t a = 0; a < args.num_active; ++a) weights[a] /= sum;

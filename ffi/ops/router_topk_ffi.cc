@@ -17,10 +17,13 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> logits, ffi::BufferR0<ffi::S32> live,
   const int64_t num_rows = logits.dimensions()[0];
   const int64_t num_active = ids->dimensions()[1];
   const int64_t num_experts = logits.dimensions()[1] - 1;
+  const int64_t num_live = *live.typed_data();
   STRATA_CHECK_ARG("router_topk", num_active <= num_experts,
                    std::to_string(num_active) + " of " + std::to_string(num_experts) + " experts");
+  STRATA_CHECK_ARG("router_topk", num_live >= 0 && num_live <= num_rows,
+                   std::to_string(num_live) + " live rows of " + std::to_string(num_rows));
   RouterTopk({logits.typed_data(), ids->typed_data(), weights->typed_data(),
-              shared->typed_data(), num_rows, *live.typed_data(), num_experts, num_active});
+              shared->typed_data(), num_rows, num_live, num_experts, num_active});
   return ffi::Error::Success();
 }
 

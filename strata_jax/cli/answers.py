@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from absl import flags
 
@@ -105,12 +105,7 @@ class Reader(AnswerStream):
         return super().push(token_id) if token_id < self._num_tokens else []
 
 
-def begin(
-    engine: Engine,
-    request: Request,
-    output: Output,
-    on_start: Callable[[Generation], None] = lambda _: None,
-) -> tuple[Generation, Iterator[int]]:
+def begin(engine: Engine, request: Request, output: Output) -> tuple[Generation, Iterator[int]]:
     """Starts an answer and waits for its first id, which takes as long as the prompt is.
 
     Raises:
@@ -119,7 +114,6 @@ def begin(
     with output.progress(at_once=False) as report:
         report(f"reading {len(request.ids)} prompt tokens")
         generation = engine.start(request)
-        on_start(generation)
         ids = iter(generation)
         first = next(ids, None)
     return generation, (ids if first is None else itertools.chain([first], ids))

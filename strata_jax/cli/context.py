@@ -41,7 +41,7 @@ class Generation(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Ends it before the next id; may be called from a signal handler."""
+        """Ends it; called between two ids."""
         ...
 
 
@@ -71,18 +71,9 @@ OpenEngine = Callable[["Pack", "EngineOptions", Report], Engine]
 
 
 def open_engine(pack: "Pack", options: "EngineOptions", report: Report) -> Engine:
-    """Loads the model on the CPU.
-
-    Raises:
-        StrataError: if it cannot run here, or does not fit.
-    """
-    from strata_jax.cli.devices import pin_jax_to_cpu
-    from strata_jax.cli.native import load_native
+    """Loads the model. StrataError if it cannot run here or does not fit."""
     from strata_jax.engine.engine import Engine as RealEngine
 
-    load_native()
-    report("starting JAX")
-    pin_jax_to_cpu()
     return RealEngine.open(pack, options, report)
 
 

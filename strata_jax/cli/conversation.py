@@ -123,21 +123,17 @@ class Conversation:
 
 
 class _Stop:
-    """A wish to stop that may come before there is an answer to stop."""
+    """The wish to stop an answer, from a signal handler."""
 
     def __init__(self) -> None:
         self.wished = False
-        self._generation: Generation | None = None
+        self.has_begun = False
+        """Whether there is an answer to keep. Until then reading the prompt is broken off."""
 
     def __call__(self) -> None:
         self.wished = True
-        if self._generation is not None:
-            self._generation.cancel()
-
-    def watch(self, generation: Generation) -> None:
-        self._generation = generation
-        if self.wished:
-            generation.cancel()
+        if not self.has_begun:
+            raise KeyboardInterrupt
 
 
 class Terminal:
@@ -167,7 +163,7 @@ class Terminal:
                     self._output.error(str(error))
                 except KeyboardInterrupt:
                     self._output.aside("\n")
-                    self._output.note("Ctrl-D or /exit leaves")
+                    self._output.note("nothing was added; Ctrl-D or /exit leaves")
 
     def _run_pipe(self) -> int:
         code = 0
@@ -205,9 +201,12 @@ class Terminal:
         pieces: list[Event] = []
         stop = _Stop()
         with self._stopping(stop):
-            generation, ids = begin(self._engine, request, self._output, stop.watch)
+            generation, ids = begin(self._engine, request, self._output)
+            stop.has_begun = True
             for token_id in ids:
                 self._show(reader.push(token_id), pieces)
+                if stop.wished:
+                    generation.cancel()
         self._show(reader.finish(), pieces)
         self._output.text("\n")
         self._talk.add(text, pieces)

@@ -52,3 +52,4 @@ def pin_jax_to_cpu() -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_platform_name", "cpu")

@@ -9,12 +9,15 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Literal, Self
 
 EXIT_CODE = 130
 GRACE_S = 1.0
+_NUDGE_S = 0.05
+_RECENT_S = 0.5
 _CLOSED = b"\0"  # no signal has number 0
 
 Mode = Literal["fatal", "cancel", "harmless"]
@@ -32,11 +35,13 @@ class Interrupts:
         self._mode: Mode = "fatal"
         self._cancel: Callable[[], None] | None = None
         self._handled = 0
+        self._handled_at = -_RECENT_S
         self._seen = 0
 
     def __enter__(self) -> Self:
         self._ours = threading.current_thread() is threading.main_thread()
         if self._ours:
+            self._main_thread = threading.get_ident()
             # Also where a shell has us ignore it: who sends SIGINT to this process means it.
             self._old_handler = signal.signal(signal.SIGINT, self._on_interrupt)
             self._read_end, self._write_end = os.pipe()
@@ -58,7 +63,10 @@ class Interrupts:
 
     @contextlib.contextmanager
     def cancelling(self, cancel: Callable[[], None]) -> Iterator[None]:
-        """The first Ctrl-C calls `cancel`, from a signal handler; a second one ends the command."""
+        """The first Ctrl-C calls `cancel`, from a signal handler; a second one ends the command.
+
+        What `cancel` raises comes up wherever the main thread is.
+        """
         with self._switched("cancel", cancel):
             yield
 
@@ -80,6 +88,7 @@ class Interrupts:
 
     def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
         self._handled += 1
+        self._handled_at = time.monotonic()
         if self._mode == "cancel" and self._handled == 1 and self._cancel is not None:
             self._cancel()
             return
@@ -92,11 +101,22 @@ class Interrupts:
             if received[0] != signal.SIGINT:
                 continue
             self._seen += 1
-            first_cancels = self._mode == "cancel" and self._seen == 1
-            if self._mode == "harmless" or first_cancels:
+            if self._mode == "harmless":
+                self._nudge()
+                continue
+            if self._mode == "cancel" and self._seen == 1:
                 continue
             if not self._ended.wait(GRACE_S):
                 with contextlib.suppress(OSError):
                     os.write(2, b"\nstrata-jax: interrupted\n")
                 self._die(EXIT_CODE)
             return
+
+    def _nudge(self) -> None:
+        """Sends the signal again until its handler runs.
+
+        One that comes just before line editing waits for a key would be heard of at the next key.
+        """
+        recent = time.monotonic() - _RECENT_S
+        while self._handled_at < recent and not self._ended.wait(_NUDGE_S):
+            signal.pthread_kill(self._main_thread, signal.SIGINT)

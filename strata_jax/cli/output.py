@@ -40,11 +40,14 @@ class Output:
         self._clock = clock
         self._lock = threading.RLock()
         self._progress: _Progress | None = None
+        self._line_is_open = False
+        """Whether the cursor stands behind text of the result."""
         self.out_is_terminal = out is not None and out.isatty()
         self.err_is_terminal = err is not None and err.isatty()
 
     def text(self, piece: str, dim: bool = False) -> None:
         """Writes a piece of the result."""
+        self._line_is_open = self.out_is_terminal and not piece.endswith("\n")
         if self.out_is_terminal:
             piece = piece.translate(_CONTROLS)
             piece = f"{_DIM}{piece}{_PLAIN}" if dim else piece
@@ -104,7 +107,9 @@ class Output:
 
     def _line(self, line: str) -> None:
         shown = " ".join(line.splitlines()).translate(_CONTROLS)
-        self._write(self._err, shown + "\n")
+        begin = "\n" if self._line_is_open and self.err_is_terminal else ""
+        self._line_is_open = False
+        self._write(self._err, f"{begin}{shown}\n")
 
     def _write(self, stream: TextIO | None, text: str) -> None:
         with self._lock:

@@ -1,8 +1,8 @@
 """Sampling settings: what the flags say, else what the model file recommends, else neutral."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from absl import flags
 
@@ -10,15 +10,6 @@ from strata_jax.engine.request import SamplingSettings
 from strata_jax.errors import BadFileError, UsageError
 
 PREFIX = "general.sampling."
-_NEUTRAL = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
 _FILE_KEYS = {
     "temperature": "temp",
     "top_k": "top_k",
@@ -26,7 +17,7 @@ _FILE_KEYS = {
     "min_p": "min_p",
     "repetition_penalty": "penalty_repeat",
 }
-"""Setting to key behind `PREFIX`. Source: gguf package, constants.py."""
+"""Setting to key behind `PREFIX`, as `SamplingSettings.from_metadata` reads them."""
 
 
 def settings(values: flags.FlagValues, metadata: Mapping[str, object]) -> SamplingSettings:
@@ -34,16 +25,20 @@ def settings(values: flags.FlagValues, metadata: Mapping[str, object]) -> Sampli
 
     Raises:
         UsageError: if a flag cannot be used.
-        BadFileError: if a recommendation of the file cannot.
+        BadFileError: if a recommendation of the file cannot, and no flag overrules it.
     """
-    chosen: dict[str, Any] = dict(_NEUTRAL)
-    recommended = {}
-    for name, key in _FILE_KEYS.items():
-        if PREFIX + key in metadata and values[name].value is None:
-            recommended[name] = _number(metadata[PREFIX + key], name, key)
-    _check_recommended(chosen | recommended)
-    given = {name: values[name].value for name in _NEUTRAL if values[name].value is not None}
-    return SamplingSettings(**chosen | recommended | given, seed=values.seed)
+    names = [field.name for field in dataclasses.fields(SamplingSettings)]
+    given = {name: values[name].value for name in names if values[name].value is not None}
+    recommended = {
+        PREFIX + key: _number(metadata[PREFIX + key], name, key)
+        for name, key in _FILE_KEYS.items()
+        if PREFIX + key in metadata and name not in given
+    }
+    try:
+        followed = SamplingSettings.from_metadata(recommended)
+    except UsageError as error:
+        raise BadFileError(f"metadata {PREFIX}*: {error}; the flag overrules it") from None
+    return dataclasses.replace(followed, **given)
 
 
 def not_followed(metadata: Mapping[str, object]) -> tuple[str, ...]:
@@ -64,10 +59,3 @@ def _number(value: object, name: str, key: str) -> float:
             f"metadata {PREFIX}{key} is {value!r}, {what} expected; --{name} overrules it"
         )
     return value
-
-
-def _check_recommended(recommended: dict[str, Any]) -> None:
-    try:
-        SamplingSettings(**recommended, seed=0)
-    except UsageError as error:
-        raise BadFileError(f"metadata {PREFIX}*: {error}; the flag overrules it") from None

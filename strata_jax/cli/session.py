@@ -13,11 +13,11 @@ from absl import flags
 from strata_jax import __version__
 from strata_jax.cli import sampling
 from strata_jax.cli.context import Context, Engine
-from strata_jax.cli.devices import choose_platform, nvidia_devices
+from strata_jax.cli.devices import choose_platform, nvidia_devices, pin_jax_to_cpu
 from strata_jax.cli.files import model_path
+from strata_jax.cli.native import load_native
 from strata_jax.cli.output import Output
 from strata_jax.config import environment_notes, user_cache_dir
-from strata_jax.engine.engine import EngineOptions
 from strata_jax.errors import UsageError
 from strata_jax.weights.pack import Pack, open_pack
 
@@ -50,15 +50,25 @@ def check_platform(values: flags.FlagValues, output: Output) -> None:
 def running_engine(
     pack: Pack, values: flags.FlagValues, context: Context, all_logits: bool = False
 ) -> Iterator[Engine]:
-    """The model, loaded, its notes told."""
-    options = EngineOptions(
-        max_context=values.max_context,
-        threads=values.threads,
-        window_rows=values.window_rows,
-        all_logits=all_logits,
-        cache_dir=_compile_cache(values.compile_cache, context.output),
-    )
+    """The model, loaded, its notes told.
+
+    Raises:
+        StrataError: if it cannot run here or does not fit, or a flag is no good.
+    """
+    load_native()  # before anything imports it for its own use
+    cache_dir = _compile_cache(values.compile_cache, context.output)
     with context.output.progress() as report:
+        report("starting JAX")
+        pin_jax_to_cpu()
+        from strata_jax.engine.engine import EngineOptions
+
+        options = EngineOptions(
+            max_context=values.max_context,
+            threads=values.threads,
+            window_rows=values.window_rows,
+            all_logits=all_logits,
+            cache_dir=cache_dir,
+        )
         engine = context.open_engine(pack, options, report)
     try:
         for line in engine.notes:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from strata_jax import _native
+from strata_jax.config import ModelConfig
 from strata_jax.engine.request import Request, Timings
 from strata_jax.engine.runner import GRAIN, TILE_ROWS, Runner, RunnerOptions
 from strata_jax.engine.sampling import Sampler
@@ -32,6 +33,8 @@ class EngineOptions:
     """Threads of the native ops; None = one per core."""
     window_rows: int | None = None
     """Rows of a window; None = 8. Answers do not depend on it."""
+    index_budget: int | None = None
+    """Tokens a query may attend to beside the newest ones; None = what the file says."""
     all_logits: bool = False
     """Keep the logits of every position read."""
     cache_dir: Path | None = None
@@ -51,6 +54,7 @@ class Engine:
         """One line for each choice a user may want to know of."""
         self._runner = runner
         self._options = options
+        self._current: Generation | None = None
 
     @classmethod
     def open(
@@ -62,6 +66,7 @@ class Engine:
             UsageError: for options out of range.
         """
         context, notes = _context(pack, options)
+        config, budget_notes = _index_budget(pack.config, options.index_budget)
         rows = options.window_rows if options.window_rows is not None else 8
         if not 1 <= rows <= MAX_WINDOW_ROWS:
             raise UsageError(f"window_rows: {rows}, expected 1 to {MAX_WINDOW_ROWS}")
@@ -74,7 +79,8 @@ class Engine:
         runner_options = RunnerOptions(
             max_context=context, window_rows=rows, all_logits=options.all_logits
         )
-        return cls(pack, Runner(pack, runner_options, report), options, notes)
+        runner = Runner(pack, config, runner_options, report)
+        return cls(pack, runner, options, notes + budget_notes)
 
     @property
     def max_context(self) -> int:
@@ -102,11 +108,20 @@ class Engine:
             )
         if request.max_tokens < 0:
             raise UsageError(f"max_tokens: {request.max_tokens}, expected 0 or more")
-        return Generation(self._runner, request, keep_logits=self._options.all_logits)
+        self._end_current()
+        keep = self._options.all_logits
+        self._current = Generation(self._runner, request, keep_logits=keep)
+        return self._current
 
     def close(self) -> None:
-        """Frees the device; the pack stays the caller's to close."""
+        """Ends a request that runs and frees the device; the pack stays the caller's to close."""
+        self._end_current()
         self._runner.close()
+
+    def _end_current(self) -> None:
+        if self._current is not None:
+            self._current.cancel()
+            self._current = None
 
 
 class Generation:
@@ -140,7 +155,9 @@ class Generation:
     def logits(self) -> np.ndarray:
         """Float32 [positions, V] of every position read, prompt first (with `all_logits`)."""
         assert self._kept is not None, "EngineOptions.all_logits was not set"
-        return np.concatenate(self._kept)
+        return np.concatenate(
+            [np.zeros((0, self._runner.config.vocab_size), np.float32), *self._kept]
+        )
 
     @property
     def timings(self) -> Timings:
@@ -215,6 +232,23 @@ def _context(pack: Pack, options: EngineOptions) -> tuple[int, tuple[str, ...]]:
         note = f"max_context: {options.max_context} is more than the file's {trained}; kept"
         return options.max_context, (note,)
     return options.max_context, ()
+
+
+def _index_budget(config: ModelConfig, budget: int | None) -> tuple[ModelConfig, tuple[str, ...]]:
+    if budget is None:
+        return config, ()
+    if config.index_budget == 0:
+        raise UsageError(
+            f"index_budget: {budget}, but the file attends to every token and has no budget; leave "
+            "it out"
+        )
+    if budget <= 0 or budget % config.index_ratio:
+        raise UsageError(
+            f"index_budget: {budget}, expected a positive multiple of {config.index_ratio}, the "
+            "tokens of one block of this file"
+        )
+    note = f"index_budget: {budget} tokens in force, the file says {config.index_budget}"
+    return dataclasses.replace(config, index_budget=budget), (note,)
 
 
 def _use_compile_cache(directory: Path) -> None:

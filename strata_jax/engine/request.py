@@ -12,7 +12,7 @@ class SamplingSettings:
     """How the next id is drawn from the logits. Values out of range raise UsageError."""
 
     temperature: float = 1.0
-    """0 = the largest logit, ties to the lowest id."""
+    """0 (and anything under 1e-5) = the largest logit, ties to the lowest id."""
     top_k: int = 0
     """Keep the k most probable ids; 0 = all."""
     top_p: float = 1.0

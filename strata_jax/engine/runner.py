@@ -38,9 +38,16 @@ class RunnerOptions:
 class Runner:
     """Reads ids through tiles and windows. Every program is compiled by the constructor."""
 
-    def __init__(self, pack: Pack, options: RunnerOptions, report: Callable[[str], None]):
+    def __init__(
+        self,
+        pack: Pack,
+        config: ModelConfig,
+        options: RunnerOptions,
+        report: Callable[[str], None],
+    ):
+        """`config` is the pack's, or the pack's with another `index_budget`."""
         start = time.perf_counter()
-        self.config = pack.config
+        self.config = config
         self.options = options
         self._store = fill_store(pack)
         ops = native_ops(self._store.slot)
@@ -52,6 +59,8 @@ class Runner:
         """Tokens read so far."""
         self.load_s = time.perf_counter() - start
         start = time.perf_counter()
+        empty = functools.partial(empty_state, config, self._cells)
+        self._empty = jax.jit(empty, out_shardings=self._sharding).lower().compile()
         self._window = self._compile(
             functools.partial(window_program, ops, self.config), options.window_rows, report
         )
@@ -74,7 +83,8 @@ class Runner:
 
     def reset(self) -> None:
         """Forgets everything that was read."""
-        self._state = jax.device_put(empty_state(self.config, self._cells), self._sharding)
+        self._state = None  # first: two caches at once may not fit
+        self._state = self._empty()
         self.position = 0
 
     def read_tile(self, ids: np.ndarray, *, want_logits: bool) -> np.ndarray:
@@ -95,7 +105,8 @@ class Runner:
 
     def _run(self, program, width: int, ids: np.ndarray, head_rows: int) -> np.ndarray:
         assert self._state is not None, "reset before reading"
-        assert 0 < len(ids) <= width and self.position + len(ids) <= self.options.max_context
+        assert 0 < len(ids) <= width
+        assert self.position + len(ids) <= self.options.max_context
         padded = np.zeros(width, np.int32)
         padded[: len(ids)] = ids
         state, self._state = self._state, None  # donated: a failed step leaves no state behind

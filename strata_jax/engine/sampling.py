@@ -5,6 +5,9 @@ import numpy as np
 from strata_jax.engine.request import SamplingSettings
 from strata_jax.errors import StrataError
 
+GREEDY_BELOW = 1e-5
+"""Temperatures under this leave the largest logit alone: the lowest id of equal ones, no draw."""
+
 
 class Sampler:
     """Draws one id a position. The draw is a function of logits, history, seed and position only."""
@@ -26,7 +29,7 @@ class Sampler:
         Raises:
             StrataError: if the logits are not finite (a broken file or a fault).
         """
-        if not np.isfinite(logits.sum()) and not np.isfinite(logits).all():
+        if not np.isfinite(logits).all():
             raise StrataError(
                 f"sampling: logits at position {position} are not finite; the model file may be "
                 "damaged"
@@ -40,14 +43,17 @@ class Sampler:
 
     def _penalise(self, logits: np.ndarray) -> np.ndarray:
         s = self._settings
-        scaled = np.where(logits > 0, logits / s.repetition_penalty, logits * s.repetition_penalty)
-        logits = np.where(self._seen, scaled, logits)
-        taken = s.presence_penalty * (self._counts > 0) + s.frequency_penalty * self._counts
-        return (logits - taken).astype(np.float32)
+        ids = np.flatnonzero(self._seen)  # the answer is part of it
+        x, counts = logits[ids], self._counts[ids]
+        x = np.where(x > 0, x / s.repetition_penalty, x * s.repetition_penalty)
+        x -= s.presence_penalty * (counts > 0) + s.frequency_penalty * counts
+        logits = logits.copy()
+        logits[ids] = x
+        return logits
 
     def _choose(self, logits: np.ndarray, position: int) -> int:
         s = self._settings
-        if s.temperature == 0.0 or s.top_k == 1:
+        if s.temperature < GREEDY_BELOW or s.top_k == 1:
             return int(np.argmax(logits))  # the first of equal maxima
         ids, weights = candidates(logits, s)
         draw = uniform(s.seed, position) * weights.sum()
@@ -56,30 +62,42 @@ class Sampler:
 
 
 def candidates(logits: np.ndarray, settings: SamplingSettings) -> tuple[np.ndarray, np.ndarray]:
-    """Ids that may be drawn and their weights (not normalised), most probable first, ties by id.
+    """Ids that may be drawn, ascending, and their weights (not normalised).
 
-    Order of the filters: top_k, top_p, min_p on the untempered distribution, then temperature.
+    Order of the filters: top_k, top_p, min_p on the untempered distribution, then temperature. Of equal
+    logits at a border the lowest ids stay.
     """
     ids = np.arange(len(logits))
     if 0 < settings.top_k < len(logits):
-        ids = np.argpartition(-logits, settings.top_k - 1)[: settings.top_k]
-        # Equal logits at the border: the lowest ids are the ones that stay.
-        border = logits[ids].min()
-        above = np.flatnonzero(logits > border)
-        equal = np.flatnonzero(logits == border)[: settings.top_k - len(above)]
-        ids = np.concatenate([above, equal])
-    ids = ids[np.lexsort((ids, -logits[ids]))]
+        ids = _largest(logits, settings.top_k)
     scores = logits[ids].astype(np.float64)
-    weights = np.exp(scores - scores[0])
-    if settings.top_p < 1.0:
-        before = np.cumsum(weights) - weights
-        keep = before < settings.top_p * weights.sum()
-        keep[0] = True
-        ids, scores, weights = ids[keep], scores[keep], weights[keep]
+    weights = np.exp(scores - scores.max())
     keep = weights >= settings.min_p
+    if settings.top_p < 1.0:
+        keep &= _nucleus(scores, weights, settings.top_p)
     ids, scores = ids[keep], scores[keep]
-    # A tiny temperature overflows no exponent: differences are at most zero.
-    return ids, np.exp((scores - scores[0]) / settings.temperature)
+    # No exponent overflows: differences are at most zero.
+    return ids, np.exp((scores - scores.max()) / settings.temperature)
+
+
+def _largest(logits: np.ndarray, count: int) -> np.ndarray:
+    border = np.partition(logits, -count)[-count]
+    above = np.flatnonzero(logits > border)
+    equal = np.flatnonzero(logits == border)[: count - len(above)]
+    return np.sort(np.concatenate([above, equal]))
+
+
+def _nucleus(scores: np.ndarray, weights: np.ndarray, top_p: float) -> np.ndarray:
+    """Which of the weights belong to the smallest set that reaches `top_p` of their sum."""
+    total = weights.sum()
+    # All weights under this together are less than what may be left out: only the others are sorted.
+    places = np.flatnonzero(weights >= (1.0 - top_p) * total / len(weights))
+    places = places[np.argsort(-scores[places], kind="stable")]
+    before = np.cumsum(weights[places]) - weights[places]
+    keep = np.zeros(len(weights), bool)
+    keep[places[before < top_p * total]] = True
+    keep[places[0]] = True
+    return keep
 
 
 def uniform(seed: int, position: int) -> float:

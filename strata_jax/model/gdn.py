@@ -39,7 +39,5 @@ def linear_block(
         key_heads=config.gdn_key_heads,
         eps=config.eps,
     )
-    y = ops.quant_matmul(
-        y, live, layer=layer, roles=(Role.SSM_OUT,), num_columns=config.hidden
-    )
+    y = ops.quant_matmul(y, live, layer=layer, roles=(Role.SSM_OUT,), num_columns=config.hidden)
     return y, LinearState(conv=conv, delta=delta)

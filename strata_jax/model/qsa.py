@@ -52,14 +52,13 @@ def attention_block(
     )
     cells = AttentionCells(keys=new[0], values=new[1], index_raw=new[2], index_keys=new[3])
     if indexed:
-        num_blocks = config.index_budget // ratio
+        # A budget past the cache is dense attention: no list is longer than the cache.
+        num_blocks = min(config.index_budget, cells.keys.shape[0]) // ratio
         blocks = ops.qsa_select(
             index_q, cells.index_keys, pos, live, ratio=ratio, num_blocks=num_blocks
         )
     else:
         blocks = jnp.full((x.shape[0], 1), -1, jnp.int32)
     y = ops.qsa_attend(q, proj, cells.keys, cells.values, blocks, pos, live, ratio=ratio)
-    y = ops.quant_matmul(
-        y, live, layer=layer, roles=(Role.ATTN_OUTPUT,), num_columns=config.hidden
-    )
+    y = ops.quant_matmul(y, live, layer=layer, roles=(Role.ATTN_OUTPUT,), num_columns=config.hidden)
     return y, cells

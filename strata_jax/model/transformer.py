@@ -65,7 +65,8 @@ def forward(
     num_attention = num_linear = 0
     for layer, layer_params in enumerate(params.layers):
         if config.ngram is not None and layer == config.ngram.layer:
-            assert params.ngram is not None and ngram is not None
+            assert params.ngram is not None
+            assert ngram is not None
             streams = streams + beta[:, :, None] * y[:, None, :]
             y, beta = jnp.zeros_like(y), jnp.zeros_like(beta)
             streams, ngram = ngram_block(ops, config, params.ngram, ngram, streams, ids, live)

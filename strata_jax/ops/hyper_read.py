@@ -37,7 +37,7 @@ def hyper_read(
         eps: of the norm.
 
     Returns:
-        the new streams, the block's input, and beta of its output (without inject: of no meaning).
+        the new streams, the block's input, and beta of its output (without inject: zero).
 
     Source: model.md, section 2.
     """

@@ -121,7 +121,7 @@ class _Bounds(visitor.NodeTransformer):
         self.generic_visit(node)
         tick = nodes.EnvironmentAttribute("tick", lineno=node.lineno)
         call = nodes.Call(tick, [], [], None, None, lineno=node.lineno)
-        pass
+        node.body.insert(0, nodes.ExprStmt(call, lineno=node.lineno))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:

@@ -179,6 +179,7 @@ class _Endless(Opener):
 
 
 SCRIPTS = {
+    "slow_prompt": Opener("Never.", delay_s=60.0),
     "busy_load": _busy_load,
     "slow_load": _slow_load,
     "endless": _Endless("", delay_s=0.02),

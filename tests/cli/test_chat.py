@@ -153,11 +153,25 @@ def test_ctrl_c_at_the_prompt_keeps_the_chat():
     with Program(FAKE, "hello", "chat") as program:
         program.wait_for("> ")
         program.type("half a line")
+        program.wait_for("half a line")
         program.type(CTRL_C)
         program.wait_for("leaves", timeout_s=2)
         program.wait_for("> ", timeout_s=2)
         # Longer than the grace of a fatal interrupt: it must not be one.
         time.sleep(1.2)
+        program.type("/exit\n")
+
+        assert program.exit_code() == 0
+
+
+def test_ctrl_c_before_the_answer_begins_keeps_the_chat_as_it_was():
+    with Program(FAKE, "slow_prompt", "chat") as program:
+        program.wait_for("> ")
+        program.type("Hi\n")
+        program.wait_for("reading 11 prompt tokens (1 s)")
+        program.type(CTRL_C)
+        program.wait_for("nothing was added", timeout_s=2)
+        program.wait_for("> ", timeout_s=2)
         program.type("/exit\n")
 
         assert program.exit_code() == 0

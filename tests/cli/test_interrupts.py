@@ -48,6 +48,15 @@ def test_a_harmless_one_only_raises():
     assert died == []
 
 
+def test_repeats_one_that_its_handler_has_not_heard_of():
+    with Interrupts(die=lambda _: None) as interrupts, interrupts.harmless():
+        # What the system's handler does; Python's is left out.
+        os.write(interrupts._write_end, bytes([signal.SIGINT]))
+
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(5)
+
+
 def test_puts_back_what_was_there():
     before = signal.getsignal(signal.SIGINT)
 

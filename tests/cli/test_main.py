@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from strata_jax import __version__
-from strata_jax.cli.main import COMMANDS, main
+from strata_jax.cli.dispatch import COMMANDS
+from strata_jax.cli.main import main
 from strata_jax.errors import BadFileError, CapacityError, StrataError, UsageError
 from tests.cli.fake_engine import Opener, run
 
@@ -83,7 +84,9 @@ def test_an_error_is_one_line_and_an_exit_code(error: BaseException, code: int):
     outcome = run("generate", "--prompt=Hi", "--platform=cpu", "--json", opener=_Raises(error))
 
     assert (outcome.code, outcome.out) == (code, "")
-    assert outcome.err.count("\n") == 1
+    *progress, line = outcome.err.splitlines()
+    assert progress == ["starting JAX"]
+    assert line.startswith("strata-jax: ")
 
 
 def test_a_bug_is_not_hidden():

@@ -111,6 +111,18 @@ def test_a_terminal_is_not_steered():
     assert out.getvalue() == "a\\x1b[2J\t\\x0d\n\\x9b"
 
 
+def test_a_note_begins_on_a_line_of_its_own():
+    screen = Terminal()
+    output = Output(screen, screen)
+
+    output.text("half")
+    output.note("why")
+    output.text("whole\n")
+    output.note("why")
+
+    assert screen.getvalue() == "half\nnote: why\nwhole\nnote: why\n"
+
+
 def test_json_is_one_ascii_line():
     out = io.StringIO()
 

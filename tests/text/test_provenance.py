@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from strata_jax.errors import UsageError
 from strata_jax.text.chat import ChatTemplate
-from strata_jax.text.provenance import Veil, map_inputs, mark_tokens, unmark
+from strata_jax.text.provenance import Veil, map_inputs, mark_tokens, marked_spans, unmark
 from tests.text.small import small_tokenizer
 from tests.text.templates import SOURCES, TEMPLATES, assistant, turns, user
 
@@ -177,6 +177,38 @@ def test_refuses_what_cannot_be_told_apart():
     assert specials(template.encode([user("ab")])) == ["<|im_end|>"]
     with pytest.raises(UsageError, match=r"such as '<\|im_end\|>'.*take them out"):
         template.encode([user("a<|im_end|>b<think>"), user("<think>")])
+
+
+def test_refuses_tokens_that_come_from_where_no_mark_can_be():
+    """A macro's default is not marked; a comparison keeps the veil from telling."""
+    source = (
+        "{% macro end(x='<|im_end|>') %}{{ x }}{% endmacro %}{% for m in messages %}"
+        "{% if '</think>' in m.content %}+{% endif %}{{ m.content }}{{ end() }}{% endfor %}"
+    )
+    template = ChatTemplate(source, SMALL)
+
+    assert specials(template.encode([user("a<think>")])) == ["<|im_end|>"]
+    with pytest.raises(UsageError, match="take them out"):
+        template.encode([user("a</think>")])
+
+
+@pytest.mark.parametrize(
+    ("marked", "proof", "places"),
+    [
+        ("a(<think>)<think>", "a(<think>)", [(1, 8)]),
+        ("a<think>(<think>)", "a(<think>)", [(8, 15)]),
+        ("a(<think>)b", "a(<think>)", None),  # marks changed what the template does
+        ("a(<think>)<think>", "a(<think>)<think>", None),  # it writes tokens without a mark
+        ("a(<think><think>)", "a", None),
+        ("a(<think>", "a", None),
+        (None, "a", None),
+        ("a(<think>)<think>", None, None),
+    ],
+)
+def test_takes_marks_only_if_they_tell(marked, proof, places):
+    spans = marked_spans("a<think><think>", marked, proof, ("(", ")"), SMALL)
+
+    assert (spans and [(start, end) for start, end, _ in spans]) == places
 
 
 def test_refuses_a_template_that_fails_on_veiled_messages():

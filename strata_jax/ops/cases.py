@@ -1,0 +1,225 @@
+"""CASES[op]: the named shapes that tests, benches and gates run every op with.
+
+A case is a model's sizes and the rows of one call; `case_inputs.py` makes operands for it. The sizes
+are those of the embedded model's file and of the released model (docs: real_config.json).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from strata_jax.config import ModelConfig, NgramConfig
+from strata_jax.ops.roles import Role
+
+F32, F16, Q8_0, Q4_K, Q6_K, IQ4_NL, IQ3_S = 0, 1, 8, 12, 14, 20, 21  # ggml type ids
+
+EMBEDDED = ModelConfig(
+    hidden=256,
+    num_layers=8,
+    layer_kinds=("linear", "linear", "linear", "attention") * 2,
+    num_draft_layers=1,
+    num_streams=4,
+    low_rank=64,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=64,
+    rope_dim=16,
+    rope_theta=1e7,
+    rope_sections=(3, 3, 2, 0),
+    num_experts=16,
+    num_experts_active=4,
+    expert_width=256,
+    shared_width=256,
+    conv_kernel=4,
+    gdn_head_dim=64,
+    gdn_key_heads=4,
+    gdn_value_heads=8,
+    index_heads=4,
+    index_dim=64,
+    index_budget=256,
+    index_ratio=4,
+    vocab_size=4096,
+    context_length=8192,
+    eps=1e-6,
+    ngram=NgramConfig(
+        layer=1,
+        ngram_size=3,
+        heads_per_ngram=8,
+        conv_kernel=4,
+        eos_id=4087,
+        image_id=4092,
+        row_width=16,
+        num_rows=64896,
+        multipliers=(2043359076095531, 1677619451946387, 1270917961443223),
+        # fmt: off
+        head_offsets=(0, 4001, 8004, 12011, 16024, 20043, 24064, 28091, 32140, 36191, 40248, 44321,
+                      48400, 52491, 56584, 60683),
+        head_sizes=(4001, 4003, 4007, 4013, 4019, 4021, 4027, 4049, 4051, 4057, 4073, 4079, 4091,
+                    4093, 4099, 4111),
+        # fmt: on
+    ),
+    eos_id=4089,
+)
+"""The model in the package, strata-small/model-IQ3_S.gguf."""
+
+# The 16 primes from 20,011 on in place of those from 20,000,003 on: the released table has 320
+# million rows, more than a bench can make.
+# fmt: off
+_RELEASED_SIZES = (20011, 20021, 20023, 20029, 20047, 20051, 20063, 20071, 20089, 20101, 20107,
+                   20113, 20117, 20123, 20129, 20143)
+# fmt: on
+
+RELEASED = ModelConfig(
+    hidden=2560,
+    num_layers=48,
+    layer_kinds=("linear", "linear", "linear", "attention") * 12,
+    num_draft_layers=1,
+    num_streams=4,
+    low_rank=320,
+    num_heads=24,
+    num_kv_heads=2,
+    head_dim=256,
+    rope_dim=64,
+    rope_theta=1e7,
+    rope_sections=(11, 11, 10, 0),
+    num_experts=512,
+    num_experts_active=10,
+    expert_width=640,
+    shared_width=640,
+    conv_kernel=4,
+    gdn_head_dim=128,
+    gdn_key_heads=16,
+    gdn_value_heads=48,
+    index_heads=4,
+    index_dim=128,
+    index_budget=2048,
+    index_ratio=4,
+    vocab_size=248320,
+    context_length=262144,
+    eps=1e-6,
+    ngram=NgramConfig(
+        layer=1,
+        ngram_size=3,
+        heads_per_ngram=8,
+        conv_kernel=4,
+        eos_id=248044,
+        image_id=248056,
+        row_width=160,
+        num_rows=sum(_RELEASED_SIZES),
+        multipliers=(23703573157769, 20109073645365, 8052911324071),
+        head_offsets=tuple(sum(_RELEASED_SIZES[:head]) for head in range(16)),
+        head_sizes=_RELEASED_SIZES,
+    ),
+    eos_id=248044,
+)
+"""The released model, its n-gram table cut to a thousandth of the rows."""
+
+_EMBEDDED_TYPES = {
+    Role.TOKEN_EMBD: IQ3_S,
+    Role.OUTPUT: Q6_K,
+    Role.NGRAM_TABLE: F16,
+    Role.HC_ATTN_UP: IQ4_NL,
+    Role.ATTN_QKV: Q4_K,
+    Role.ATTN_V: Q4_K,
+    Role.INDEXER_Q: F32,
+    Role.INDEXER_K: F32,
+    Role.FFN_ROUTER: F32,
+    Role.FFN_SHARED_ROUTER: F32,
+}
+_RELEASED_TYPES = {
+    Role.NGRAM_TABLE: IQ4_NL,
+    Role.OUTPUT: Q6_K,
+    Role.INDEXER_Q: F32,
+    Role.INDEXER_K: F32,
+    Role.FFN_ROUTER: F32,
+    Role.FFN_SHARED_ROUTER: F32,
+    Role.FFN_GATE_EXPS: IQ3_S,
+    Role.FFN_UP_EXPS: IQ3_S,
+    Role.FFN_DOWN_EXPS: IQ4_NL,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """The shapes of one call."""
+
+    name: str
+    origin: str
+    """Whose sizes these are."""
+    config: ModelConfig
+    types: Mapping[Role, int]
+    """ggml types of matrices; `default_type` where a role is not named."""
+    default_type: int
+    rows: int
+    """T."""
+    position: int = 0
+    """Of row 0."""
+    roles: tuple[Role, ...] = ()
+    """Which matrices, where an op can take several sets of them."""
+
+    def type_of(self, role: Role) -> int:
+        """The ggml type of a matrix."""
+        return self.types.get(role, self.default_type)
+
+
+_MODELS = {
+    "embedded": Case(
+        name="embedded",
+        origin="the embedded model, IQ3_S",
+        config=EMBEDDED,
+        types=_EMBEDDED_TYPES,
+        default_type=IQ3_S,
+        rows=0,
+    ),
+    "released": Case(
+        name="released",
+        origin="the released model, experts IQ3_S and IQ4_NL, dense Q8_0",
+        config=RELEASED,
+        types=_RELEASED_TYPES,
+        default_type=Q8_0,
+        rows=0,
+    ),
+}
+_ROWS = {"window_1": 1, "window_4": 4, "window_8": 8, "tile_256": 256}
+_FAR = {"embedded": 7000, "released": 32768}
+"""Tokens read before a window: far past the indexer's budget."""
+_TILE_START = 2048
+
+_PROJECTIONS = {
+    "gdn_in": (Role.ATTN_QKV, Role.ATTN_GATE, Role.SSM_ALPHA, Role.SSM_BETA),
+    "gdn_out": (Role.SSM_OUT,),
+    "qsa_in": (Role.ATTN_Q, Role.ATTN_K, Role.ATTN_V, Role.INDEXER_Q, Role.INDEXER_K),
+    "router": (Role.FFN_ROUTER, Role.FFN_SHARED_ROUTER),
+    "head": (Role.OUTPUT,),
+}
+
+
+def _cases(part: str = "", roles: tuple[Role, ...] = (), near: bool = True) -> tuple[Case, ...]:
+    """Every model and number of rows; `near` = False puts windows far into a context."""
+    made = []
+    for model, base in _MODELS.items():
+        for width, rows in _ROWS.items():
+            position = 0
+            if not near:
+                position = _TILE_START if rows > 8 else _FAR[model]
+            name = "/".join(word for word in (model, part, width) if word)
+            case = dataclasses.replace(base, name=name, rows=rows, position=position, roles=roles)
+            made.append(case)
+    return tuple(made)
+
+
+CASES: dict[str, tuple[Case, ...]] = {
+    "quant_matmul": tuple(
+        case for part, roles in _PROJECTIONS.items() for case in _cases(part, roles)
+    ),
+    "expert_ffn": _cases(),
+    "embed_rows": _cases(),
+    "ngram_rows": _cases(),
+    "hyper_read": _cases(),
+    "router_topk": _cases(),
+    "ngram_gate": _cases(),
+    "gdn_window": _cases(),
+    "gdn_chunk": tuple(case for case in _cases() if case.rows % 64 == 0),
+    "qsa_append": _cases(near=False),
+    "qsa_select": _cases(near=False),
+    "qsa_attend": _cases(near=False),
+}
