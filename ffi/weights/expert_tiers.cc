@@ -54,15 +54,15 @@ ExpertTiers::ExpertTiers(std::shared_ptr<WeightStore> store, const std::array<in
                          int64_t num_layers, const TierOptions& options)
     : store_(std::move(store)), num_layers_(num_layers), options_(options) {
   for (int64_t l = 0; l < num_layers; ++l) {
-    Layer layer = {store_->Get(roles[0], l), store_->Get(roles[1], l), store_->Get(roles[2], l), 0, 0, 0};
+    Layer layer = {store_->Get(roles[0], l), store_->Get(roles[1], l), store_->Get(roles[2], l), 0, 0, 0, 0};
     if (layer.gate == nullptr || layer.up == nullptr || layer.down == nullptr) {
       throw std::invalid_argument("expert_tiers: layer " + std::to_string(l) + " has no experts");
     }
     num_experts_ = layer.gate->count;
     layer.gate_bytes = layer.gate->rows * layer.gate->row_bytes();
     layer.up_bytes = layer.up->rows * layer.up->row_bytes();
-    layer.size = SlotAligned(layer.gate_bytes) + SlotAligned(layer.up_bytes) +
-                 SlotAligned(layer.down->rows * layer.down->row_bytes());
+    layer.down_bytes = layer.down->rows * layer.down->row_bytes();
+    layer.size = SlotAligned(layer.gate_bytes + layer.up_bytes + layer.down_bytes);
     layers_.push_back(layer);
   }
   const int64_t pairs = num_layers_ * num_experts_;
@@ -147,8 +147,8 @@ ExpertBytes ExpertTiers::Home(int64_t layer, int64_t expert) const {
 }
 
 ExpertBytes ExpertTiers::At(const Layer& layer, const uint8_t* base) const {
-  const uint8_t* up = base + SlotAligned(layer.gate_bytes);
-  return {base, up, up + SlotAligned(layer.up_bytes)};
+  const uint8_t* up = base + layer.gate_bytes;
+  return {base, up, up + layer.up_bytes};
 }
 
 ExpertBytes ExpertTiers::InSlot(int64_t layer, const Residence& residence) const {
@@ -161,7 +161,7 @@ ExpertBytes ExpertTiers::CopyTo(int64_t layer, int64_t expert, uint8_t* to) cons
   const ExpertBytes there = At(l, to);
   std::memcpy(const_cast<uint8_t*>(there.gate), home.gate, l.gate_bytes);
   std::memcpy(const_cast<uint8_t*>(there.up), home.up, l.up_bytes);
-  std::memcpy(const_cast<uint8_t*>(there.down), home.down, l.down->rows * l.down->row_bytes());
+  std::memcpy(const_cast<uint8_t*>(there.down), home.down, l.down_bytes);
   return there;
 }
 
@@ -170,7 +170,7 @@ void ExpertTiers::Forget(int64_t layer, int64_t expert) const {
   const ExpertBytes home = Home(layer, expert);
   Advise(home.gate, l.gate_bytes, MADV_DONTNEED);
   Advise(home.up, l.up_bytes, MADV_DONTNEED);
-  Advise(home.down, l.down->rows * l.down->row_bytes(), MADV_DONTNEED);
+  Advise(home.down, l.down_bytes, MADV_DONTNEED);
 }
 
 void ExpertTiers::ReadAhead(int64_t layer, int64_t num_experts) {
@@ -186,7 +186,7 @@ void ExpertTiers::ReadAhead(int64_t layer, int64_t num_experts) {
     const ExpertBytes home = Home(layer, likely[i].second);
     Advise(home.gate, l.gate_bytes, MADV_WILLNEED);
     Advise(home.up, l.up_bytes, MADV_WILLNEED);
-    Advise(home.down, l.down->rows * l.down->row_bytes(), MADV_WILLNEED);
+    Advise(home.down, l.down_bytes, MADV_WILLNEED);
   }
 }
 
@@ -208,7 +208,7 @@ std::vector<std::string> ExpertTiers::Audit() {
     const ExpertBytes home = Home(layer, expert);
     if (std::memcmp(slot.gate, home.gate, l.gate_bytes) != 0 ||
         std::memcmp(slot.up, home.up, l.up_bytes) != 0 ||
-        std::memcmp(slot.down, home.down, l.down->rows * l.down->row_bytes()) != 0) {
+        std::memcmp(slot.down, home.down, l.down_bytes) != 0) {
       faults.push_back(name + " differs from the file in its slot");
     }
   }

@@ -155,7 +155,8 @@ class ExpertTiers {
     const Matrix* down;
     int64_t gate_bytes;  // of one expert
     int64_t up_bytes;
-    int64_t size;        // of all three, each rounded up to a cache line
+    int64_t down_bytes;
+    int64_t size;        // of a slot: all three side by side, rounded up to kSlotAlign
   };
 
   uint8_t* Arena(Tier tier) const { return tier == Tier::kPeer ? peer_arena_ : primary_arena_; }
@@ -188,7 +189,7 @@ class ExpertTiers {
   TierCounters counters_;
 };
 
-// Rounds up to the alignment of a slot and of the matrices in it.
+// Slots begin at multiples of this. The kernels need no alignment inside a slot.
 inline constexpr int64_t kSlotAlign = 256;
 inline int64_t SlotAligned(int64_t bytes) { return (bytes + kSlotAlign - 1) / kSlotAlign * kSlotAlign; }
 

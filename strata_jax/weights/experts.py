@@ -9,7 +9,7 @@ import numpy as np
 from strata_jax import _native
 from strata_jax.errors import StrataError
 from strata_jax.ops.roles import Role
-from strata_jax.weights.placement import Placement
+from strata_jax.weights.placement import Placement, Tier
 
 _ROLES = (Role.FFN_GATE_EXPS, Role.FFN_UP_EXPS, Role.FFN_DOWN_EXPS)
 _FILL_BYTES = 64 << 20
@@ -43,12 +43,15 @@ class ExpertTiers:
         placement: Placement,
         adapt: AdaptSettings,
         *,
+        ram_is_short: bool,
         peer_threads: int,
         host_threads: int,
         stream_share: float,
         report: Callable[[str], None],
     ) -> Self:
         """Allocates the arenas, places every expert and copies those that have a slot.
+
+        With `ram_is_short` an expert that leaves a device goes back to the file tier, not to the host's.
 
         Raises:
             StrataError: if the memory of an arena is not to be had.
@@ -66,7 +69,7 @@ class ExpertTiers:
             )
         except ValueError as error:
             raise StrataError(str(error)) from None
-        native.place(placement.tiers, placement.slots, placement.homes)
+        native.place(placement.tiers, placement.slots, _homes(placement, ram_is_short))
         _fill(native, placement, report)
         return cls(native, adapt)
 
@@ -122,6 +125,14 @@ class ExpertTiers:
     def close(self) -> None:
         """Stops the workers and frees the arenas."""
         self._native.close()
+
+
+def _homes(placement: Placement, ram_is_short: bool) -> np.ndarray:
+    """Where an expert is when no device holds it, uint8 [L, E]."""
+    from_file = placement.tiers == Tier.FILE
+    if ram_is_short:
+        from_file = placement.tiers != Tier.HOST
+    return np.where(from_file, np.uint8(Tier.FILE), np.uint8(Tier.HOST))
 
 
 def _fill(
