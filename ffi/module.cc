@@ -46,8 +46,16 @@ py::dict Targets() {
 // Python's hold on a WeightStore and its slot.
 class StoreHandle {
  public:
-  StoreHandle(int64_t num_roles, int64_t num_layers)
-      : store_(std::make_shared<WeightStore>(num_roles, num_layers)), slot_(AddStore(store_)) {}
+  StoreHandle(int64_t num_roles, int64_t num_layers) {
+    constexpr int64_t kMost = 1 << 20;
+    if (num_roles < 1 || num_roles > kMost || num_layers < 1 || num_layers > kMost) {
+      throw std::invalid_argument("weight_store: " + std::to_string(num_roles) + " roles and " +
+                                  std::to_string(num_layers) + " layers, expected 1 to " +
+                                  std::to_string(kMost));
+    }
+    store_ = std::make_shared<WeightStore>(num_roles, num_layers);
+    slot_ = AddStore(store_);
+  }
   ~StoreHandle() { Close(); }
 
   int64_t slot() const { return slot_; }
@@ -76,7 +84,7 @@ class StoreHandle {
 
  private:
   std::shared_ptr<WeightStore> store_;
-  int64_t slot_;
+  int64_t slot_ = -1;
 };
 
 // Python's hold on an ExpertTiers and its slot. Arrays are [layers, experts].

@@ -1,14 +1,19 @@
-"""Frozen settings of a model, and what the environment says: nothing else reads its variables.
+"""Frozen settings of a model and of its tiers, and what the environment says.
 
-The settings are parsed from a file's metadata by `weights/metadata.py`.
+The model's settings are parsed from a file's metadata by `weights/metadata.py`, the tiers' from the
+command line by `cli/tier_flags.py`. Nothing else reads environment variables.
 """
 
 import dataclasses
+import math
 import os
 import pathlib
-from typing import Literal
+from typing import Any, Literal, get_args
+
+from strata_jax.errors import UsageError
 
 LayerKind = Literal["linear", "attention"]
+NgramIo = Literal["direct", "mmap", "ram"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,3 +126,212 @@ def loader_environment() -> dict[str, str]:
         "PYTHONPATH",
     )
     return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TierSettings:
+    """Where experts and the n-gram table may lie, and how experts move (design.md, "Tiers").
+
+    Fields are named after their flags. What contradicts itself is refused at once; what depends on
+    the devices is refused by `check_devices`, what has no effect is named by `notes`.
+
+    Raises:
+        UsageError: for values out of range and for contradictions, with the names of both flags.
+
+    Source: meanings and defaults of the reference engine (reference-engine.md, section 1.4), but
+    for those design.md gives.
+    """
+
+    expert_cache: int | None = None
+    """Trunk experts in the primary's slots, counted over all layers; None = auto, 0 = off."""
+    expert_cache_fill_all: bool = False
+    """Auto goes on behind the pairs that the profile ranks."""
+    expert_profile: pathlib.Path | None = None
+    """Ranking used for the first fill."""
+    expert_profile_save: pathlib.Path | None = None
+    """Where the learned ranking is written."""
+    vram_reserve_mib: int = 700
+    """Left free on the primary; unless `given` at most an eighth of its memory."""
+    adapt_every: int = 4
+    """Windows from one adaptive round to the next."""
+    adapt_swaps: int = 96
+    """Most swaps of a round on the primary, over all layers; 0 = frozen."""
+    adapt_decay: float = 0.7
+    """Factor on the usage after each round."""
+    pcie_frac: float | None = None
+    """Share of the misses that the primary computes from host memory; None = auto."""
+    pool_workers: int = 0
+    """Threads that compute host experts; 0 = one per physical core but one."""
+    peer_device: int | None = None
+    """Device of the peer tier; None (or -1, which becomes None) = no peer."""
+    peer_reserve_mib: int = 600
+    """Left free on the peer; unless `given` at most an eighth of its memory."""
+    peer_slots: int = 0
+    """Most experts on the peer; 0 = as many as fit."""
+    peer_adapt_swaps: int = -1
+    """Most swaps of a round on the peer; -1 = as `adapt_swaps`, 0 = frozen."""
+    ple_io: NgramIo = "direct"
+    """How rows of the n-gram table are read."""
+    host_ram_limit_gib: float | None = None
+    """Bounds everything page-locked or copied in host memory; None = what is free."""
+    resident_budget_gib: float | None = None
+    """Expert bytes kept in RAM, the rest is the file tier; None = what is free."""
+    device_memory_mib: int | None = None
+    """Bounds the primary's memory; on the CPU it makes one. None = what is free."""
+    peer_memory_mib: int | None = None
+    """The same for the peer."""
+    given: frozenset[str] = frozenset()
+    """Names of fields that somebody chose; those that differ from their default are added."""
+
+    def __post_init__(self) -> None:
+        if self.peer_device == -1:
+            object.__setattr__(self, "peer_device", None)
+        changed = {name for name, value in _TIER_DEFAULTS.items() if getattr(self, name) != value}
+        object.__setattr__(self, "given", self.given | changed)
+        for name, kind, lower, upper in _TIER_RANGES:
+            _check_number(name, getattr(self, name), kind, lower, upper)
+        if self.ple_io not in get_args(NgramIo):
+            raise UsageError(f"--ple_io={self.ple_io}: one of direct, mmap, ram expected")
+        self._check_contradictions()
+
+    def _check_contradictions(self) -> None:
+        if self.peer_device == 0:
+            raise UsageError(
+                "--peer_device=0: device 0 is the primary, another one expected; -1 is no peer"
+            )
+        if self.peer_device is not None and self.expert_cache == 0:
+            raise UsageError(
+                f"--peer_device={self.peer_device} and --expert_cache=0 contradict each other: the "
+                "peer holds experts that the primary's cache does not; leave out one of them"
+            )
+        for reserve, memory in (
+            ("vram_reserve_mib", "device_memory_mib"),
+            ("peer_reserve_mib", "peer_memory_mib"),
+        ):
+            left, have = getattr(self, reserve), getattr(self, memory)
+            if have is not None and reserve in self.given and left >= have:
+                raise UsageError(
+                    f"--{reserve}={left} and --{memory}={have} contradict each other: nothing is "
+                    "left to use; lower the first or raise the second"
+                )
+
+    def check_devices(self, platform: str, num_devices: int = 1) -> None:
+        """Refuses a peer that this machine does not have.
+
+        Args:
+            platform: "cpu" or "cuda".
+            num_devices: GPUs that are visible; of no meaning on the CPU.
+
+        Raises:
+            UsageError: with the flags' names and what would do.
+        """
+        if self.peer_device is None:
+            return
+        flag = f"--peer_device={self.peer_device}"
+        if platform == "cpu" and self.peer_device != 1:
+            raise UsageError(
+                f"{flag}: there is no such device; on the CPU 1 is an emulated peer and -1 is none"
+            )
+        if platform != "cpu" and self.peer_device >= num_devices:
+            raise UsageError(
+                f"{flag}: there is no such device, 0 to {num_devices - 1} are visible; "
+                "CUDA_VISIBLE_DEVICES decides which are"
+            )
+        if not self.cache_is_on(platform):
+            raise UsageError(
+                f"{flag} needs the primary's cache, which --expert_cache=auto leaves off on the "
+                "CPU; --expert_cache=N or --device_memory_mib=N turns it on"
+            )
+
+    def cache_is_on(self, platform: str) -> bool:
+        """Whether the primary has slots for experts: on the CPU only where a size is given."""
+        if self.expert_cache is None and platform == "cpu":
+            return self.device_memory_mib is not None
+        return self.expert_cache != 0
+
+    def adapts(self) -> bool:
+        """Whether experts move while the model runs, given that there is a cache."""
+        peer_swaps = self.adapt_swaps if self.peer_adapt_swaps == -1 else self.peer_adapt_swaps
+        return self.adapt_swaps > 0 or (self.peer_device is not None and peer_swaps > 0)
+
+    def notes(self, platform: str) -> tuple[str, ...]:
+        """What is off and which of the given settings have no effect, one line each."""
+        notes = []
+        if not self.cache_is_on(platform):
+            if self.expert_cache == 0:
+                notes.append("expert cache: off (--expert_cache=0)")
+            else:
+                notes.append(
+                    "expert cache: off on the CPU, experts are read where they lie; "
+                    "--expert_cache=N or --device_memory_mib=N emulates a device"
+                )
+            notes += self._without_effect(_CACHE_FLAGS, "the expert cache is off")
+            if self.resident_budget_gib is None:  # otherwise it ranks the file tier
+                notes += self._without_effect(("expert_profile",), "the expert cache is off")
+        else:
+            notes += self._notes_with_cache(platform)
+        if self.peer_device is None:
+            notes += self._without_effect(_PEER_FLAGS, "there is no peer; --peer_device=N adds one")
+        return tuple(notes)
+
+    def _notes_with_cache(self, platform: str) -> list[str]:
+        notes = []
+        if not self.adapts():
+            reason = "--adapt_swaps=0 freezes the experts"
+            notes += self._without_effect(("adapt_every", "adapt_decay"), reason)
+        fill_all = ("expert_cache_fill_all",)
+        if self.expert_cache is not None:
+            reason = f"--expert_cache={self.expert_cache} is filled in any case"
+            notes += self._without_effect(fill_all, reason)
+        elif self.expert_profile is None:
+            notes += self._without_effect(fill_all, "all are ranked without --expert_profile")
+        if platform == "cpu" and self.device_memory_mib is None:
+            reason = "the emulated device has no bound; --device_memory_mib=N gives it one"
+            notes += self._without_effect(("vram_reserve_mib",), reason)
+        return notes
+
+    def _without_effect(self, names: tuple[str, ...], reason: str) -> list[str]:
+        idle = ", ".join(f"--{name}" for name in names if name in self.given)
+        return [f"{idle}: no effect, {reason}"] if idle else []
+
+
+_TIER_DEFAULTS = {
+    field.name: field.default for field in dataclasses.fields(TierSettings) if field.name != "given"
+}
+_TIER_RANGES: tuple[tuple[str, type, float, float], ...] = (
+    ("expert_cache", int, 0, math.inf),
+    ("vram_reserve_mib", int, 0, math.inf),
+    ("adapt_every", int, 1, math.inf),
+    ("adapt_swaps", int, 0, math.inf),
+    ("adapt_decay", float, 0, 1),
+    ("pcie_frac", float, 0, 1),
+    ("pool_workers", int, 0, 1024),
+    ("peer_device", int, 0, math.inf),
+    ("peer_reserve_mib", int, 0, math.inf),
+    ("peer_slots", int, 0, math.inf),
+    ("peer_adapt_swaps", int, -1, math.inf),
+    ("host_ram_limit_gib", float, 0, 1 << 40),
+    ("resident_budget_gib", float, 0, 1 << 40),
+    ("device_memory_mib", int, 1, 1 << 40),
+    ("peer_memory_mib", int, 1, 1 << 40),
+)
+_CACHE_FLAGS = (
+    "expert_cache_fill_all",
+    "vram_reserve_mib",
+    "adapt_every",
+    "adapt_swaps",
+    "adapt_decay",
+    "pcie_frac",
+)
+_PEER_FLAGS = ("peer_reserve_mib", "peer_slots", "peer_adapt_swaps", "peer_memory_mib")
+
+
+def _check_number(name: str, value: Any, kind: type, lower: float, upper: float) -> None:
+    if value is None:
+        return
+    is_kind = isinstance(value, int if kind is int else (int, float))
+    if is_kind and not isinstance(value, bool) and lower <= value <= upper and value < math.inf:
+        return
+    what = "a whole number" if kind is int else "a number"
+    bounds = f"of at least {lower}" if upper == math.inf else f"from {lower} to {upper}"
+    raise UsageError(f"--{name}={value}: {what} {bounds} expected")

@@ -4,7 +4,7 @@ The engine keeps one state and two widths; here every step takes a state and ret
 old one stays readable.
 """
 
-import functools
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import jax
@@ -20,6 +20,7 @@ from strata_jax.weights.matrices import fill_store
 from strata_jax.weights.pack import Pack
 from tests.plain import dequantized_matrices, split_table
 
+Ids = Sequence[int] | np.ndarray
 Result = tuple[np.ndarray, DecodeState]
 
 
@@ -37,6 +38,8 @@ class Stepper:
     ):
         self.config = config or pack.config
         self.cells = num_cells(context, 256)
+        self.selected: list[np.ndarray] = []
+        """Blocks [rows, NB] that each attention layer chose in the last step."""
         self._sharding = primary_sharding()
         self._params = load_params(pack, self._sharding)
         self._matrices, table = split_table(dequantized_matrices(pack)) if plain else ({}, {})
@@ -47,9 +50,10 @@ class Stepper:
                 ops = plain_ops({**matrices, **table})
             else:
                 ops = native_ops(self._store.slot)
+            ops, selected = _recorded(wrap(ops))
             if form == "window":
-                return window_program(wrap(ops), self.config, *args)
-            return tile_program(wrap(ops), self.config, True, *args)
+                return *window_program(ops, self.config, *args), selected
+            return *tile_program(ops, self.config, True, *args), selected
 
         self._program = jax.jit(program, static_argnums=0)
 
@@ -64,7 +68,7 @@ class Stepper:
     def step(
         self,
         state: DecodeState,
-        ids: Sequence[int] | np.ndarray,
+        ids: Ids,
         pos: int,
         *,
         width: int | None = None,
@@ -81,12 +85,13 @@ class Stepper:
         padded[:live] = ids
         numbers = (np.int32(pos), np.int32(live), np.int32(live))
         args = (self._params, state, padded, *numbers)
-        logits, state = self._program(form, self._matrices, *args)
+        logits, state, selected = self._program(form, self._matrices, *args)
+        self.selected = [np.asarray(blocks)[:live] for blocks in selected]
         return np.asarray(logits)[:live], state
 
     def read(
         self,
-        ids: Sequence[int] | np.ndarray,
+        ids: Ids,
         *,
         steps: int | Sequence[int] = 8,
         width: int | None = None,
@@ -101,32 +106,45 @@ class Stepper:
         assert sum(steps) == len(ids)
         parts, at = [], 0
         for size in steps:
-            logits, state = self.step(
-                state, ids[at : at + size], pos + at, width=width or max(steps), form=form
-            )
+            rows = ids[at : at + size]
+            logits, state = self.step(state, rows, pos + at, width=width or max(steps), form=form)
             parts.append(logits)
             at += size
         return np.concatenate(parts), state
 
 
-def poisoned(state: DecodeState, length: int, ratio: int) -> DecodeState:
-    """The state after `length` ids with NaN in every cell that no id wrote."""
+def _recorded(ops: OpSet) -> tuple[OpSet, list[jax.Array]]:
+    selected = []
 
-    def fill(cells, used):
-        return cells.at[used:].set(jnp.nan)
+    def select(*args, **settings):
+        selected.append(ops.qsa_select(*args, **settings))
+        return selected[-1]
 
-    def attention(cells):
-        groups, width, lanes = cells.index_keys.shape
-        keys = jnp.swapaxes(cells.index_keys, 1, 2).reshape(-1, width)
-        keys = fill(keys, length // ratio).reshape(groups, lanes, width)
-        return type(cells)(
-            keys=fill(cells.keys, length),
-            values=fill(cells.values, length),
-            index_raw=fill(cells.index_raw, length),
-            index_keys=jnp.swapaxes(keys, 1, 2),
+    return dataclasses.replace(ops, qsa_select=select), selected
+
+
+def with_nan_cells(state: DecodeState, cells: np.ndarray, blocks: np.ndarray) -> DecodeState:
+    """The state with NaN in these cells and pooled blocks of every attention layer."""
+
+    def attention(layer):
+        groups, width, lanes = layer.index_keys.shape
+        pooled = jnp.swapaxes(layer.index_keys, 1, 2).reshape(-1, width).at[blocks].set(jnp.nan)
+        return type(layer)(
+            keys=layer.keys.at[cells].set(jnp.nan),
+            values=layer.values.at[cells].set(jnp.nan),
+            index_raw=layer.index_raw.at[cells].set(jnp.nan),
+            index_keys=jnp.swapaxes(pooled.reshape(groups, lanes, width), 1, 2),
         )
 
     return DecodeState(cells=tuple(map(attention, state.cells)), recurrent=state.recurrent)
+
+
+def with_nan_after(state: DecodeState, length: int, ratio: int) -> DecodeState:
+    """The state after `length` ids with NaN in every cell and block that those did not fill."""
+    layer = state.cells[0]
+    cells = np.arange(length, layer.keys.shape[0])
+    blocks = np.arange(length // ratio, layer.index_keys.shape[0] * layer.index_keys.shape[2])
+    return with_nan_cells(state, cells, blocks)
 
 
 def same_bits(a: object, b: object) -> bool:
@@ -136,7 +154,6 @@ def same_bits(a: object, b: object) -> bool:
     return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in zip(left, right))
 
 
-def same_prefix(a: DecodeState, b: DecodeState, length: int, ratio: int) -> bool:
+def same_state(a: DecodeState, b: DecodeState, length: int, ratio: int) -> bool:
     """Whether two states agree after `length` ids; cells past them are not looked at."""
-    clean = functools.partial(poisoned, length=length, ratio=ratio)
-    return same_bits(clean(a), clean(b))
+    return same_bits(with_nan_after(a, length, ratio), with_nan_after(b, length, ratio))

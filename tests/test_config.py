@@ -1,8 +1,10 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from strata_jax import config
+from strata_jax.errors import UsageError
 
 VARIABLES = ("STRATA_MMQ_NO_STREAMK", "JAX_PLATFORMS", "JAX_PLATFORM_NAME", "XDG_CACHE_HOME")
 
@@ -72,3 +74,231 @@ def test_lists_what_the_loader_sees(monkeypatch: pytest.MonkeyPatch):
 
     assert found["LD_LIBRARY_PATH"] == "/somewhere"
     assert "LD_PRELOAD" not in found
+
+
+def _refused(**settings) -> str:
+    with pytest.raises(UsageError) as error:
+        config.TierSettings(**settings)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_tiers_have_the_documented_defaults():
+    tiers = config.TierSettings()
+
+    assert (tiers.expert_cache, tiers.pcie_frac, tiers.peer_device) == (None, None, None)
+    assert (tiers.adapt_every, tiers.adapt_swaps, tiers.adapt_decay) == (4, 96, 0.7)
+    assert (tiers.vram_reserve_mib, tiers.peer_reserve_mib) == (700, 600)
+    assert (tiers.peer_slots, tiers.peer_adapt_swaps, tiers.pool_workers) == (0, -1, 0)
+    assert (tiers.ple_io, tiers.given) == ("direct", frozenset())
+
+
+def test_tiers_know_what_was_chosen():
+    chosen = config.TierSettings(adapt_swaps=8, peer_slots=0, given=frozenset({"peer_slots"}))
+
+    assert chosen.given == {"adapt_swaps", "peer_slots"}
+    assert dataclasses.replace(chosen, adapt_every=1).given == {
+        "adapt_swaps",
+        "peer_slots",
+        "adapt_every",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("expert_cache", -1, "--expert_cache=-1: a whole number of at least 0 expected"),
+        ("expert_cache", 1.5, "a whole number"),
+        ("expert_cache", True, "a whole number"),
+        ("adapt_every", 0, "at least 1 expected"),
+        ("adapt_swaps", -1, "at least 0 expected"),
+        ("adapt_decay", 1.01, "--adapt_decay=1.01: a number from 0 to 1 expected"),
+        ("adapt_decay", float("nan"), "a number from 0 to 1"),
+        ("pcie_frac", -0.1, "a number from 0 to 1"),
+        ("pool_workers", 1025, "from 0 to 1024"),
+        ("peer_device", -2, "--peer_device=-2"),
+        ("peer_slots", -1, "at least 0"),
+        ("peer_adapt_swaps", -2, "at least -1"),
+        ("host_ram_limit_gib", float("inf"), "--host_ram_limit_gib=inf: a number from 0"),
+        ("resident_budget_gib", -1.0, "--resident_budget_gib=-1.0"),
+        ("device_memory_mib", 0, "from 1 to"),
+        ("peer_memory_mib", 10**400, "from 1 to"),
+        ("ple_io", "ssd", "--ple_io=ssd: one of direct, mmap, ram expected"),
+    ],
+)
+def test_tiers_refuse_what_is_out_of_range(name: str, value, expected: str):
+    assert expected in _refused(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags"),
+    [
+        ({"peer_device": 1, "expert_cache": 0}, ("--peer_device=1", "--expert_cache=0")),
+        (
+            {"vram_reserve_mib": 800, "device_memory_mib": 800},
+            ("--vram_reserve_mib=800", "--device_memory_mib=800"),
+        ),
+        (
+            {"peer_device": 1, "expert_cache": 8, "peer_reserve_mib": 65, "peer_memory_mib": 64},
+            ("--peer_reserve_mib=65", "--peer_memory_mib=64"),
+        ),
+        ({"peer_device": 0}, ("--peer_device=0", "the primary")),
+    ],
+)
+def test_tiers_refuse_contradictions_by_both_names(settings: dict, flags: tuple[str, str]):
+    message = _refused(**settings)
+
+    assert all(flag in message for flag in flags)
+
+
+def test_a_default_reserve_contradicts_nothing():
+    assert config.TierSettings(device_memory_mib=64, peer_memory_mib=64).vram_reserve_mib == 700
+
+
+@pytest.mark.parametrize(
+    ("settings", "platform", "num_devices", "expected"),
+    [
+        ({"peer_device": 7, "expert_cache": 8}, "cpu", 1, "--peer_device=7: there is no such"),
+        ({"peer_device": 2, "expert_cache": 8}, "cpu", 4, "on the CPU 1 is an emulated peer"),
+        (
+            {"peer_device": 1},
+            "cpu",
+            1,
+            "--peer_device=1 needs the primary's cache, which --expert_c",
+        ),
+        ({"peer_device": 1, "peer_slots": 4}, "cpu", 1, "--device_memory_mib=N turns it on"),
+        ({"peer_device": 1}, "cuda", 1, "0 to 0 are visible"),
+        ({"peer_device": 7}, "cuda", 4, "--peer_device=7: there is no such device, 0 to 3"),
+    ],
+)
+def test_tiers_refuse_a_peer_that_is_not_there(
+    settings: dict, platform: str, num_devices: int, expected: str
+):
+    with pytest.raises(UsageError) as error:
+        config.TierSettings(**settings).check_devices(platform, num_devices)
+
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "platform", "num_devices"),
+    [
+        ({}, "cpu", 1),
+        ({"peer_device": -1}, "cpu", 1),
+        ({"peer_device": 1, "expert_cache": 8}, "cpu", 1),
+        ({"peer_device": 1, "device_memory_mib": 64}, "cpu", 1),
+        ({"peer_device": 1}, "cuda", 2),
+        ({"peer_device": 3, "expert_cache": 8}, "cuda", 4),
+    ],
+)
+def test_tiers_take_a_peer_that_is_there(settings: dict, platform: str, num_devices: int):
+    config.TierSettings(**settings).check_devices(platform, num_devices)
+
+
+@pytest.mark.parametrize(
+    ("settings", "platform", "is_on"),
+    [
+        ({}, "cpu", False),
+        ({}, "cuda", True),
+        ({"expert_cache": 0}, "cpu", False),
+        ({"expert_cache": 0, "device_memory_mib": 64}, "cuda", False),
+        ({"expert_cache": 1}, "cpu", True),
+        ({"device_memory_mib": 64}, "cpu", True),
+    ],
+)
+def test_the_cpu_emulates_a_device_only_where_it_has_a_size(
+    settings: dict, platform: str, is_on: bool
+):
+    assert config.TierSettings(**settings).cache_is_on(platform) == is_on
+
+
+@pytest.mark.parametrize(
+    ("settings", "adapts"),
+    [
+        ({}, True),
+        ({"adapt_swaps": 0}, False),
+        ({"adapt_swaps": 0, "peer_adapt_swaps": 4}, False),
+        ({"adapt_swaps": 0, "peer_adapt_swaps": 4, "peer_device": 1}, True),
+        ({"adapt_swaps": 0, "peer_device": 1}, False),
+        ({"adapt_swaps": 1, "peer_adapt_swaps": 0}, True),
+    ],
+)
+def test_tiers_know_whether_experts_move(settings: dict, adapts: bool):
+    assert config.TierSettings(**settings).adapts() == adapts
+
+
+@pytest.mark.parametrize(
+    ("settings", "platform", "expected"),
+    [
+        ({}, "cuda", ()),
+        (
+            {},
+            "cpu",
+            (
+                "expert cache: off on the CPU, experts are read where they lie; --expert_cache=N or "
+                "--device_memory_mib=N emulates a device",
+            ),
+        ),
+        (
+            {"expert_cache": 0, "adapt_every": 1, "adapt_swaps": 8, "adapt_decay": 0.5},
+            "cuda",
+            (
+                "expert cache: off (--expert_cache=0)",
+                "--adapt_every, --adapt_swaps, --adapt_decay: no effect, the expert cache is off",
+            ),
+        ),
+        (
+            {"expert_cache": 8, "peer_reserve_mib": 1, "peer_slots": 2, "peer_adapt_swaps": 0},
+            "cpu",
+            (
+                "--peer_reserve_mib, --peer_slots, --peer_adapt_swaps: no effect, there is no peer; "
+                "--peer_device=N adds one",
+            ),
+        ),
+        (
+            {"expert_cache": 8, "peer_memory_mib": 2, "given": frozenset({"peer_device"})},
+            "cpu",
+            ("--peer_memory_mib: no effect, there is no peer; --peer_device=N adds one",),
+        ),
+        (
+            {"expert_cache": 8, "adapt_swaps": 0, "adapt_every": 1},
+            "cpu",
+            ("--adapt_every: no effect, --adapt_swaps=0 freezes the experts",),
+        ),
+        (
+            {"expert_cache": 8, "expert_cache_fill_all": True},
+            "cpu",
+            ("--expert_cache_fill_all: no effect, --expert_cache=8 is filled in any case",),
+        ),
+        (
+            {"expert_cache_fill_all": True},
+            "cuda",
+            ("--expert_cache_fill_all: no effect, all are ranked without --expert_profile",),
+        ),
+        ({"expert_cache_fill_all": True, "expert_profile": Path("p")}, "cuda", ()),
+        (
+            {"expert_cache": 8, "vram_reserve_mib": 5},
+            "cpu",
+            (
+                "--vram_reserve_mib: no effect, the emulated device has no bound; "
+                "--device_memory_mib=N gives it one",
+            ),
+        ),
+        ({"device_memory_mib": 64, "vram_reserve_mib": 5}, "cpu", ()),
+        (
+            {"expert_cache": 0, "expert_profile": Path("p")},
+            "cuda",
+            (
+                "expert cache: off (--expert_cache=0)",
+                "--expert_profile: no effect, the expert cache is off",
+            ),
+        ),
+        (
+            {"expert_cache": 0, "expert_profile": Path("p"), "resident_budget_gib": 1.0},
+            "cuda",
+            ("expert cache: off (--expert_cache=0)",),
+        ),
+    ],
+)
+def test_tiers_name_what_has_no_effect(settings: dict, platform: str, expected: tuple[str, ...]):
+    assert config.TierSettings(**settings).notes(platform) == expected

@@ -16,6 +16,18 @@ Registry& TheRegistry() {
   return *registry;
 }
 
+// Bytes from the first row to the last; -1 where they do not fit in 63 bits.
+int64_t Span(const Matrix& matrix) {
+  int64_t rows, row_bytes, bytes;
+  const bool too_large =
+      __builtin_mul_overflow(matrix.count - 1, matrix.stride, &rows) ||
+      __builtin_add_overflow(rows, matrix.rows, &rows) ||
+      __builtin_mul_overflow(matrix.cols / matrix.type->block_values, matrix.type->block_bytes,
+                             &row_bytes) ||
+      __builtin_mul_overflow(rows, row_bytes, &bytes);
+  return too_large ? -1 : bytes;
+}
+
 }  // namespace
 
 std::string WeightStore::Put(int64_t role, int64_t layer, const Matrix& matrix, int64_t num_bytes) {
@@ -30,10 +42,14 @@ std::string WeightStore::Put(int64_t role, int64_t layer, const Matrix& matrix, 
            " x " + std::to_string(matrix.cols) + ", expected whole blocks of " +
            std::to_string(matrix.type->block_values) + " values";
   }
-  const int64_t expected =
-      ((matrix.count - 1) * matrix.stride + matrix.rows) * matrix.row_bytes();
-  if (matrix.stride < matrix.rows || num_bytes != expected) {
-    return std::to_string(num_bytes) + " bytes, expected " + std::to_string(expected);
+  if (matrix.stride < matrix.rows) {
+    return "a stride of " + std::to_string(matrix.stride) + " rows, expected at least " +
+           std::to_string(matrix.rows);
+  }
+  const int64_t expected = Span(matrix);
+  if (expected < 0 || num_bytes != expected) {
+    return std::to_string(num_bytes) + " bytes, expected " +
+           (expected < 0 ? "less than 2^63" : std::to_string(expected));
   }
   matrices_[role * num_layers_ + layer] = matrix;
   return "";

@@ -13,7 +13,7 @@ from strata_jax.cli import flags as cli_flags
 from strata_jax.cli.context import Command, Context
 from strata_jax.errors import UsageError
 
-COMMANDS = ("generate", "chat", "plan", "doctor")
+COMMANDS = ("generate", "chat", "plan", "doctor", "gate", "profile")
 """In the order of the usage; each is a module of this package."""
 
 
@@ -73,8 +73,8 @@ def _usage() -> str:
             *lines,
             "",
             "'strata-jax help COMMAND' lists a command's flags. Without --model a small embedded",
-            "model runs. Exit codes: 0 done, 1 failed, 2 usage, 3 does not fit, 4 bad file,",
-            "130 interrupted.",
+            "model runs. Exit codes: 0 done, 1 failed, 2 usage, 3 does not fit, 4 bad file, 5 a gate",
+            "did not exercise what it tests, 130 interrupted.",
             "",
         ]
     )

@@ -14,4 +14,9 @@ def model_path(values: flags.FlagValues) -> Path:
     given = values.model
     if given is not None:
         return Path(given).expanduser()
+    return embedded_model()
+
+
+def embedded_model() -> Path:
+    """The file inside the package."""
     return Path(str(importlib.resources.files("strata_jax").joinpath(*EMBEDDED)))

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from absl import flags
 
+from strata_jax.cli.unsupported import INSTEAD
 from strata_jax.errors import UsageError
 
 _HELP_NAMES = frozenset({"help", "h", "?", "helpfull", "helpshort"})
@@ -245,6 +246,8 @@ def _refuse(
         raise UsageError(
             f"{command}: --{name} is a flag of {' and '.join(owners)}, not of {command}"
         )
+    if name in INSTEAD:
+        raise UsageError(f"{command}: --{name} is not supported; {INSTEAD[name]}")
     suggestion = nearest(name, [*values, "flagfile", "help"])
     advice = f"did you mean --{suggestion}?" if suggestion else "no flag has a name like it"
     raise UsageError(

@@ -1,30 +1,72 @@
-"""`strata-jax plan`: what a model file holds and needs, from its headers alone."""
+"""`strata-jax plan`: what a model holds and needs, and where it would go, from headers alone."""
+
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from strata_jax.cli import flags as cli_flags
+from strata_jax.cli import tier_flags
 from strata_jax.cli.context import Context
 
-SUMMARY = "lists tensors, types and bytes by tier, from the file's headers alone"
+if TYPE_CHECKING:
+    from strata_jax.config import TierSettings
+    from strata_jax.weights.pack import Pack
+    from strata_jax.weights.plan import Plan
+    from strata_jax.weights.tier_needs import TierPlan
+
+SUMMARY = "lists tensors, bytes and tiers, what fits and what would, from headers alone"
 
 
 def define(values: flags.FlagValues) -> None:
     """Defines the command's flags."""
     cli_flags.define_model(values)
+    cli_flags.define_choice(
+        values, "platform", ["auto", "cpu", "cuda"], "where the model would run, as of generate"
+    )
     cli_flags.define_max_context(values)
+    cli_flags.define_number(
+        values, "window_rows", int, "rows of a decoding window, as of generate", default=8, lower=1
+    )
+    tier_flags.define_tiers(values)
     flags.DEFINE_boolean("json", False, "prints one JSON object", flag_values=values)
 
 
 def run(values: flags.FlagValues, context: Context) -> int:
-    """Prints the plan; its table ends with what is odd about the file."""
+    """Prints the plan; its table ends with what is odd about the file and the settings.
+
+    Raises:
+        CapacityError: after the plan, if it does not fit; the message says what would.
+    """
+    from strata_jax.cli.devices import choose_platform, nvidia_devices
     from strata_jax.cli.files import model_path
     from strata_jax.weights.pack import open_pack
     from strata_jax.weights.plan import make_plan
 
+    choose_platform(values.platform, nvidia_devices())
+    settings = tier_flags.tier_settings(values)
     with open_pack(model_path(values)) as pack:
         plan = make_plan(pack, values.max_context)
+        tiers = _plan_tiers(pack, plan, settings, values.window_rows)
     if values.json:
-        context.output.json(plan.to_json())
+        context.output.json({**plan.to_json(), "memory": tiers.to_json()})
     else:
-        context.output.text(plan.table() + "\n")
+        context.output.text(f"{plan.table()}\n\n{tiers.table()}\n")
+    tiers.check()
     return 0
+
+
+def _plan_tiers(
+    pack: "Pack", plan: "Plan", settings: "TierSettings", window_rows: int
+) -> "TierPlan":
+    from strata_jax.weights.budget import StepSizes, host_memory
+    from strata_jax.weights.profile import load_profile
+    from strata_jax.weights.tier_plan import Machine, plan_tiers
+
+    return plan_tiers(
+        pack,
+        plan,
+        settings,
+        Machine(platform="cpu", host=host_memory()),
+        steps=StepSizes(window_rows=window_rows),
+        profile=load_profile(pack, settings.expert_profile),
+    )

@@ -6,10 +6,12 @@ id drawn last and gives the logits of the next. The engine knows no text.
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+import jax
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 
 from strata_jax import _native
 from strata_jax.config import ModelConfig
@@ -30,7 +32,7 @@ class EngineOptions:
     max_context: int | None = None
     """Positions of the cache; None = the smaller of the file's and 8192."""
     threads: int | None = None
-    """Threads of the native ops; None = one per core."""
+    """Threads of the native ops, for the whole process; None = as they are, at first one per core."""
     window_rows: int | None = None
     """Rows of a window; None = 8. Answers do not depend on it."""
     index_budget: int | None = None
@@ -38,7 +40,7 @@ class EngineOptions:
     all_logits: bool = False
     """Keep the logits of every position read."""
     cache_dir: Path | None = None
-    """Where compiled programs are kept between runs; None = nowhere."""
+    """Where compiled programs are kept between runs; None = where jax's own settings say."""
 
 
 def _ignore(_: str) -> None:
@@ -175,7 +177,7 @@ class Generation:
             decode_tok_s=(self._count - 1) / decode_s if decode_s else None,
         )
 
-    def _run(self) -> Iterator[int]:
+    def _run(self) -> Generator[int, None, None]:
         request, runner = self._request, self._runner
         start = time.perf_counter()
         logits = self._read_prompt()
@@ -252,8 +254,7 @@ def _index_budget(config: ModelConfig, budget: int | None) -> tuple[ModelConfig,
 
 
 def _use_compile_cache(directory: Path) -> None:
-    import jax  # after flags are read: importing it takes a second
-
+    compilation_cache.reset_cache()  # it settles at a process's first compilation, used or not
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

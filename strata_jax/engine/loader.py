@@ -1,6 +1,7 @@
 """From a checked pack to what programs take: the vectors as arrays on the primary mesh."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -32,8 +33,17 @@ def load_params(pack: Pack, sharding: NamedSharding) -> Params:
     return jax.device_put(params, sharding)
 
 
-def _streams(pack: Pack, name: str) -> np.ndarray:
-    return pack.vector(name).reshape(pack.config.num_streams, pack.config.hidden)
+def _vector(pack: Pack, name: str) -> jax.Array:
+    return jnp.asarray(pack.vector(name))
+
+
+def _taps(pack: Pack, name: str) -> jax.Array:
+    return jnp.asarray(np.ascontiguousarray(pack.vector(name).T))  # the file has the taps last
+
+
+def _streams(pack: Pack, name: str) -> jax.Array:
+    values = pack.vector(name).reshape(pack.config.num_streams, pack.config.hidden)
+    return jnp.asarray(values)
 
 
 def _mixer(pack: Pack, prefix: str) -> MixerParams:
@@ -52,26 +62,26 @@ def _layer(pack: Pack, layer: int) -> LayerParams:
 
 def _linear(pack: Pack, prefix: str) -> LinearParams:
     return LinearParams(
-        conv_weight=np.ascontiguousarray(pack.vector(prefix + "ssm_conv1d.weight").T),
-        decay=pack.vector(prefix + "ssm_a"),
-        dt_bias=pack.vector(prefix + "ssm_dt.bias"),
-        norm=pack.vector(prefix + "ssm_norm.weight"),
+        conv_weight=_taps(pack, prefix + "ssm_conv1d.weight"),
+        decay=_vector(pack, prefix + "ssm_a"),
+        dt_bias=_vector(pack, prefix + "ssm_dt.bias"),
+        norm=_vector(pack, prefix + "ssm_norm.weight"),
     )
 
 
 def _attention(pack: Pack, prefix: str) -> AttentionParams:
     config = pack.config
-    index_norms = [np.ones(max(config.index_dim, 2), np.float32)] * 2
+    index_norms = [jnp.ones(max(config.index_dim, 2), jnp.float32)] * 2
     if config.index_budget > 0:
-        index_norms = [pack.vector(f"{prefix}indexer.{x}_norm.weight") for x in "qk"]
+        index_norms = [_vector(pack, f"{prefix}indexer.{x}_norm.weight") for x in "qk"]
     # The rotation's frequencies in float32 step by step, as the reference computes them.
     exponents = np.arange(0, config.rope_dim, 2, dtype=np.float32) / np.float32(config.rope_dim)
     return AttentionParams(
-        q_norm=pack.vector(prefix + "attn_q_norm.weight"),
-        k_norm=pack.vector(prefix + "attn_k_norm.weight"),
+        q_norm=_vector(pack, prefix + "attn_q_norm.weight"),
+        k_norm=_vector(pack, prefix + "attn_k_norm.weight"),
         index_q_norm=index_norms[0],
         index_k_norm=index_norms[1],
-        inv_freq=np.float32(1.0) / np.float32(config.rope_theta) ** exponents,
+        inv_freq=jnp.asarray(np.float32(1.0) / np.float32(config.rope_theta) ** exponents),
     )
 
 
@@ -80,5 +90,5 @@ def _ngram(pack: Pack, prefix: str) -> NgramParams:
         norm_key=_streams(pack, prefix + "ple_norm_key.weight"),
         norm_query=_streams(pack, prefix + "ple_norm_query.weight"),
         norm_conv=_streams(pack, prefix + "ple_norm_conv.weight"),
-        conv_weight=np.ascontiguousarray(pack.vector(prefix + "ple_conv1d.weight").T),
+        conv_weight=_taps(pack, prefix + "ple_conv1d.weight"),
     )

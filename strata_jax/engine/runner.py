@@ -111,9 +111,11 @@ class Runner:
         padded[: len(ids)] = ids
         state, self._state = self._state, None  # donated: a failed step leaves no state behind
         numbers = (np.int32(self.position), np.int32(len(ids)), np.int32(head_rows))
-        logits, self._state = program(self._params, state, padded, *numbers)
+        logits, state = program(self._params, state, padded, *numbers)
+        rows = np.asarray(logits)  # waits, and raises what the step raised
+        self._state = state
         self.position += len(ids)
-        return np.asarray(logits)
+        return rows
 
     def close(self) -> None:
         """Lets go of the native store and the device's memory; close before the pack."""

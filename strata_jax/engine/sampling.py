@@ -103,6 +103,8 @@ def _nucleus(scores: np.ndarray, weights: np.ndarray, top_p: float) -> np.ndarra
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) that belongs to seed and position.
 
+    The upper 53 bits of the first word at counter position + 1 under the seed as key.
+
     Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox 4x64-10).
     """
     bits = np.random.Philox(key=seed, counter=position).random_raw()

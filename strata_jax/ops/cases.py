@@ -12,6 +12,20 @@ from strata_jax.ops.roles import Role
 
 F32, F16, Q8_0, Q4_K, Q6_K, IQ4_NL, IQ3_S = 0, 1, 8, 12, 14, 20, 21  # ggml type ids
 
+# Rows of each n-gram head: 16 primes in a row. The released table starts at 20,000,003 and has 320
+# million rows, more than a bench can make.
+# fmt: off
+_EMBEDDED_SIZES = (4001, 4003, 4007, 4013, 4019, 4021, 4027, 4049, 4051, 4057, 4073, 4079, 4091,
+                   4093, 4099, 4111)
+_RELEASED_SIZES = (20011, 20021, 20023, 20029, 20047, 20051, 20063, 20071, 20089, 20101, 20107,
+                   20113, 20117, 20123, 20129, 20143)
+# fmt: on
+
+
+def _offsets(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sum(sizes[:head]) for head in range(len(sizes)))
+
+
 EMBEDDED = ModelConfig(
     hidden=256,
     num_layers=8,
@@ -50,23 +64,12 @@ EMBEDDED = ModelConfig(
         row_width=16,
         num_rows=64896,
         multipliers=(2043359076095531, 1677619451946387, 1270917961443223),
-        # fmt: off
-        head_offsets=(0, 4001, 8004, 12011, 16024, 20043, 24064, 28091, 32140, 36191, 40248, 44321,
-                      48400, 52491, 56584, 60683),
-        head_sizes=(4001, 4003, 4007, 4013, 4019, 4021, 4027, 4049, 4051, 4057, 4073, 4079, 4091,
-                    4093, 4099, 4111),
-        # fmt: on
+        head_offsets=_offsets(_EMBEDDED_SIZES),
+        head_sizes=_EMBEDDED_SIZES,
     ),
     eos_id=4089,
 )
 """The model in the package, strata-small/model-IQ3_S.gguf."""
-
-# The 16 primes from 20,011 on in place of those from 20,000,003 on: the released table has 320
-# million rows, more than a bench can make.
-# fmt: off
-_RELEASED_SIZES = (20011, 20021, 20023, 20029, 20047, 20051, 20063, 20071, 20089, 20101, 20107,
-                   20113, 20117, 20123, 20129, 20143)
-# fmt: on
 
 RELEASED = ModelConfig(
     hidden=2560,
@@ -106,7 +109,7 @@ RELEASED = ModelConfig(
         row_width=160,
         num_rows=sum(_RELEASED_SIZES),
         multipliers=(23703573157769, 20109073645365, 8052911324071),
-        head_offsets=tuple(sum(_RELEASED_SIZES[:head]) for head in range(16)),
+        head_offsets=_offsets(_RELEASED_SIZES),
         head_sizes=_RELEASED_SIZES,
     ),
     eos_id=248044,

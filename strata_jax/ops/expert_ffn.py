@@ -65,7 +65,10 @@ def expert_ffn_ref(
     *,
     matrices: Sequence[Float32[Array, "..."]],
 ) -> Float32[Array, "T D"]:
-    """What `expert_ffn` approximates, on dequantised matrices (in the order of `ROLES`)."""
+    """What `expert_ffn` approximates, on dequantised matrices (in the order of `ROLES`).
+
+    Bits are specified by `expert_ffn_exact` (expert_ffn_ref.py, numpy) and the scalar kernels.
+    """
     gate, up, down, shared_gate, shared_up, shared_down = matrices
 
     def ffn(rows, gate, up, down):  # [K] through one expert each

@@ -82,6 +82,8 @@ def hyper_read_ref(
 ) -> tuple[Float32[Array, "T J D"], Float32[Array, "T D"], Float32[Array, "T J"]]:
     """What `hyper_read` approximates, on dequantised matrices (down, inject, up)."""
     down, inject, up = matrices
+    assert down is not None
+    assert up is not None
     T, J, D = streams.shape
     rows = jnp.arange(T)[:, None] < live
     streams = jnp.where(rows[:, :, None], streams + beta[:, :, None] * y[:, None, :], streams)

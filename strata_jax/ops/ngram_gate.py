@@ -10,7 +10,7 @@ from strata_jax.ops.native import target
 
 
 def ngram_gate(
-    key_value: Float32[Array, "T (J+1)*D"],
+    key_value: Float32[Array, "T J*D+D"],
     norm_key: Float32[Array, "J D"],
     norm_query: Float32[Array, "J D"],
     norm_conv: Float32[Array, "J D"],

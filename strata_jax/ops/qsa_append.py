@@ -35,7 +35,10 @@ def qsa_append(
     Args:
         proj: per row q with its gate (H times C and C), k, v (K*C each), then, with an indexer, its
             queries (IH*IC) and raw key (IC).
-        q_norm: gamma of the query norm; likewise k_norm, index_q_norm, index_k_norm.
+        q_norm: gamma of the query norm.
+        k_norm: likewise of the keys.
+        index_q_norm: likewise of the indexer's queries.
+        index_k_norm: likewise of the indexer's pooled keys.
         inv_freq: theta^(-2j/R) of the R rotated values.
         keys: key cells, normed and rotated. This and the next three are updated in place.
         values: value cells.

@@ -48,7 +48,7 @@ def quant_matmul_ref(
 ) -> Float32[Array, "T N"]:
     """What `quant_matmul` approximates, on dequantised matrices: it leaves out the int8 activation.
 
-    Bits are specified by `quant_matmul_ref.py` (numpy) and the scalar kernels.
+    Bits are specified by `quant_matmul_exact` (quant_matmul_ref.py, numpy) and the scalar kernels.
     """
     rows = jnp.arange(x.shape[0])[:, None] < live
     return jnp.where(rows, jnp.concatenate([x @ w.T for w in matrices], axis=1), 0.0)

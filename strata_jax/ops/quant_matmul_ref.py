@@ -10,7 +10,7 @@ from strata_jax.ops.numerics_ref import BLOCK, accumulate_row, fma_rn, quantize_
 from strata_jax.ops.unpack_ref import UnpackedRows, dequantize_ref, layout_of, unpack_rows_ref
 
 
-def quant_matmul_ref(
+def quant_matmul_exact(
     x: np.ndarray, type_id: int, data: bytes | np.ndarray, num_rows: int
 ) -> np.ndarray:
     """Multiplies activations with the transpose of a GGUF matrix.
@@ -19,7 +19,7 @@ def quant_matmul_ref(
     integers, floats are combined in one order. F32, F16 and BF16: float32 throughout.
 
     Args:
-        x: float32 [T, K], K a multiple of 32 and of the type's block.
+        x: float32 [T, K], K a multiple of the type's block.
         type_id: ggml type id of the matrix.
         data: the matrix's bytes, N rows of K values.
         num_rows: N.
@@ -31,25 +31,28 @@ def quant_matmul_ref(
         ValueError: for an unknown type, a K that does not fit or a wrong number of bytes.
     """
     K = x.shape[1]
-    if K % BLOCK:
-        raise ValueError(f"quant_matmul_ref: rows of {K} values, expected a multiple of {BLOCK}")
     if layout_of(type_id).form == "float":
         return _float_product(x, dequantize_ref(type_id, data, num_rows, K))
+    if K % BLOCK:
+        raise ValueError(f"quant_matmul_exact: rows of {K} values, expected a multiple of {BLOCK}")
     codes, scales = quantize_rows_ref(x)
     return _quantized_product(codes, scales, unpack_rows_ref(type_id, data, num_rows, K))
 
 
 def _float_product(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Multiplies x [T, K] by w [N, K], float32: a chain of fma a block, blocks added in order."""
+    """Multiplies x [T, K] by w [N, K], float32: a chain of fma a block, blocks added in order.
+
+    The last block of a row may be short.
+    """
 
     def add_block(block: int, acc: np.ndarray) -> np.ndarray:
         p = np.zeros_like(acc)
-        for i in range(block * BLOCK, (block + 1) * BLOCK):
+        for i in range(block * BLOCK, min((block + 1) * BLOCK, x.shape[1])):
             p = fma_rn(w[None, :, i], x[:, i, None], p)
         with np.errstate(all="ignore"):
             return acc + p
 
-    return accumulate_row(x.shape[1] // BLOCK, (x.shape[0], w.shape[0]), add_block)
+    return accumulate_row(-(-x.shape[1] // BLOCK), (x.shape[0], w.shape[0]), add_block)
 
 
 def _quantized_product(codes: np.ndarray, scales: np.ndarray, rows: UnpackedRows) -> np.ndarray:

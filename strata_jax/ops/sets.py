@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from strata_jax.config import NgramConfig
@@ -79,32 +80,31 @@ def native_ops(store: int, tiers: int = -1) -> OpSet:
 def plain_ops(matrices: Mapping[tuple[Role, int], np.ndarray]) -> OpSet:
     """The twins, over dequantised matrices [N, K] (experts [E, N, K]) by role and layer."""
 
+    def matrix(role: Role, layer: int) -> jax.Array:
+        return jnp.asarray(matrices[role, layer])  # numpy cannot be indexed by a traced id
+
     def matmul(x, live, *, layer: int, roles: Sequence[Role], num_columns: int):
-        chosen = [matrices[role, layer] for role in roles]
+        chosen = [matrix(role, layer) for role in roles]
         y = quant_matmul.quant_matmul_ref(x, live, matrices=chosen)
         assert y.shape[1] == num_columns, (roles, y.shape, num_columns)
         return y
 
     def experts(x, ids, weights, shared_weights, live, *, layer: int):
-        chosen = [matrices[role, layer] for role in expert_ffn.ROLES]
+        chosen = [matrix(role, layer) for role in expert_ffn.ROLES]
         return expert_ffn.expert_ffn_ref(x, ids, weights, shared_weights, live, matrices=chosen)
 
     def read(streams, y, beta, norm, live, *, layer: int, roles: Sequence[Role | None], eps: float):
-        chosen = [None if role is None else matrices[role, layer] for role in roles]
-        return hyper_read.hyper_read_ref(
-            streams, y, beta, norm, live, matrices=chosen, eps=eps
-        )
+        chosen = [None if role is None else matrix(role, layer) for role in roles]
+        return hyper_read.hyper_read_ref(streams, y, beta, norm, live, matrices=chosen, eps=eps)
 
     def embed(ids, live, *, width: int):
-        table = jax.numpy.asarray(matrices[Role.TOKEN_EMBD, 0])
+        table = matrix(Role.TOKEN_EMBD, 0)
         assert table.shape[1] == width
         return embed_rows.embed_rows_ref(ids, live, table=table)
 
     def ngrams(tokens, live, *, ngram: NgramConfig):
         table = matrices[Role.NGRAM_TABLE, 0]
-        out = jax.ShapeDtypeStruct(
-            (tokens.shape[0], ngram.num_heads * ngram.row_width), np.float32
-        )
+        out = jax.ShapeDtypeStruct((tokens.shape[0], ngram.num_heads * ngram.row_width), np.float32)
         run = functools.partial(ngram_rows.ngram_rows_ref, table=table, ngram=ngram)
         return jax.pure_callback(
             lambda tokens, live: run(np.asarray(tokens), int(live)), out, tokens, live

@@ -7,7 +7,7 @@ from strata_jax.config import ModelConfig
 from strata_jax.errors import UsageError
 from strata_jax.weights.gguf_header import TensorInfo
 from strata_jax.weights.pack import Pack
-from strata_jax.weights.tensor_names import name_groups
+from strata_jax.weights.tensor_names import name_groups, split_block
 
 DEFAULT_CONTEXT = 8192
 TIERS = ("experts", "ngram", "dense", "embedding", "draft", "unused")
@@ -135,7 +135,7 @@ def make_plan(pack: Pack, max_context: int | None, value_bytes: int = 4) -> Plan
         config=config,
         tensors=tensors,
         tiers=tuple(_plan_tier(name, tensors) for name in TIERS),
-        expert_bytes=_expert_bytes(pack),
+        expert_bytes=max(expert_bytes_by_layer(pack)),
         max_context=max_context,
         kv_bytes=kv_bytes_per_token(config, value_bytes) * max_context,
         state_bytes=state_bytes(config),
@@ -183,14 +183,14 @@ def _plan_tier(name: str, tensors: tuple[PlanTensor, ...]) -> PlanTier:
     return PlanTier(name=name, num_tensors=len(members), bytes=total, bytes_by_type=by_type)
 
 
-def _expert_bytes(pack: Pack) -> int:
-    layers: dict[str, int] = {}
-    for name, spec in pack.specs.items():
-        if "_exps." in spec.name:
-            layer = name.rsplit(".", 2)[0]
-            size = pack.tensor(name).nbytes // pack.config.num_experts
-            layers[layer] = layers.get(layer, 0) + size
-    return max(layers.values())
+def expert_bytes_by_layer(pack: Pack) -> tuple[int, ...]:
+    """Bytes of one expert, its gate, up and down rows, in each layer; draft layers come last."""
+    layers = [0] * (pack.config.num_layers + pack.config.num_draft_layers)
+    for name in pack.specs:
+        split = split_block(name)
+        if split is not None and "_exps." in split[1]:
+            layers[split[0]] += pack.tensor(name).nbytes // pack.config.num_experts
+    return tuple(layers)
 
 
 def _by_size(tier: PlanTier) -> list[tuple[str, int]]:

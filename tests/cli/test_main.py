@@ -1,4 +1,5 @@
 import io
+import json
 import os
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def test_prints_its_version():
     ("args", "expected"),
     [
         (("genrate",), "unknown command 'genrate'; did you mean generate?"),
-        (("xyz",), "unknown command 'xyz'; one of generate, chat, plan, doctor expected"),
+        (("xyz",), f"unknown command 'xyz'; one of {', '.join(COMMANDS)} expected"),
         (("help", "pln"), "did you mean plan?"),
         (("--model=x", "generate"), "received --model=x first"),
         (("plan", "--prompt=x"), "--prompt is a flag of generate, not of plan"),
@@ -160,3 +161,17 @@ def test_a_full_disk_is_one_line():
     assert done.returncode == 1
     assert done.stderr.decode().count("\n") == 1
     assert "No space left" in done.stderr.decode()
+
+
+def test_writes_with_the_embedded_model():
+    args = ["generate", "--prompt_ids=5,6,7", "--max-tokens=9", "--temperature=0", "--ignore_eos"]
+
+    done = subprocess.run(
+        [*STRATA, *args, "--json", "--platform=cpu"], capture_output=True, check=True, text=True
+    )
+
+    result = json.loads(done.stdout)
+    assert len(result["ids"]) == 9
+    assert result["text"]
+    assert result["timings"]["decode_tok_s"] > 0
+    assert "Warning" not in done.stderr

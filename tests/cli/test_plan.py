@@ -1,8 +1,14 @@
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from strata_jax.cli.files import embedded_model
+from strata_jax.weights.pack import open_pack
+from strata_jax.weights.profile import Profile, routed_model
 from tests.cli.fake_engine import run
 from tests.gguf_maker import REAL, REAL_TYPES, make_model
 
@@ -39,3 +45,98 @@ def test_a_bad_file_is_one_line(flag: tuple[str, ...]):
 
     assert (outcome.code, outcome.out) == (4, "")
     assert outcome.err == "strata-jax: /none: cannot be opened: No such file or directory\n"
+
+
+def test_shows_where_experts_would_go():
+    outcome = run("plan", "--expert_cache=24", "--peer_device=1", "--peer_slots=8", "--json")
+
+    memory = json.loads(outcome.out)["memory"]
+    assert (outcome.code, outcome.err, memory["fits"]) == (0, "", True)
+    assert memory["placement"]["primary"]["experts_by_layer"] == [3] * 8
+    assert memory["placement"]["peer"]["experts"] == 8
+
+
+def test_names_flags_without_effect():
+    outcome = run("plan", "--expert_cache=0", "--adapt_swaps=8", "--peer_reserve_mib=5")
+
+    assert outcome.code == 0
+    assert "--adapt_swaps: no effect, the expert cache is off\n" in outcome.out
+    assert "--peer_reserve_mib: no effect, there is no peer" in outcome.out
+
+
+@pytest.mark.parametrize("flag", [(), ("--json",)])
+def test_what_does_not_fit_is_shown_and_refused(flag: tuple[str, ...]):
+    outcome = run("plan", "--device_memory_mib=1", *flag)
+
+    assert outcome.code == 3
+    assert outcome.err.count("\n") == 1
+    assert "at most 1 MiB expected (--device_memory_mib=1)" in outcome.err
+    assert "--device_memory_mib=" in outcome.err.partition(";")[2]
+    if flag:
+        assert json.loads(outcome.out)["memory"]["fits"] is False
+    else:
+        assert "DOES NOT FIT" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (("--peer_device=1",), "--peer_device=1 needs the primary's cache"),
+        (("--peer_device=0", "--expert_cache=8"), "--peer_device=0: device 0 is the primary"),
+        (("--peer_device=7", "--expert_cache=8"), "--peer_device=7: there is no such device"),
+        (
+            ("--peer_device=1", "--expert_cache=0"),
+            "--peer_device=1 and --expert_cache=0 contradict",
+        ),
+        (("--peer_device=1", "--layer_split=4"), "--layer_split is not supported; a second device"),
+        (("--pear_device=1",), "unknown flag --pear_device; did you mean --peer_device?"),
+    ],
+)
+def test_refuses_settings_that_cannot_be(args: tuple[str, ...], expected: str):
+    outcome = run("plan", *args)
+
+    assert (outcome.code, outcome.out) == (2, "")
+    assert expected in outcome.err
+
+
+def test_none_is_no_peer():
+    assert run("plan", "--peer_device=-1").code == 0
+
+
+def test_follows_a_profile(tmp_path: Path):
+    path = tmp_path / "p.json"
+    with open_pack(embedded_model()) as pack:
+        Profile(model=routed_model(pack), ranked=((7, 15), (6, 0))).save(path)
+
+    outcome = run("plan", f"--expert_profile={path}", "--expert_cache=2", "--json")
+
+    placed = json.loads(outcome.out)["memory"]["placement"]["primary"]
+    assert placed["experts_by_layer"] == [0] * 6 + [1, 1]
+
+
+def test_refuses_another_models_profile(tmp_path: Path):
+    path = make_model(tmp_path / "other.gguf", sparse=True).path
+    profile = tmp_path / "p.json"
+    with open_pack(path) as pack:
+        Profile(model=routed_model(pack), ranked=((0, 0),)).save(profile)
+
+    outcome = run("plan", f"--expert_profile={profile}")
+
+    assert (outcome.code, outcome.out) == (4, "")
+    assert "is a profile of another model" in outcome.err
+
+
+def test_refuses_in_time_what_the_released_model_lacks(tmp_path: Path):
+    """Contract P: exit code 3 within two seconds, from a fresh process."""
+    path = make_model(tmp_path / "real.gguf", REAL, types=REAL_TYPES, sparse=True).path
+    args = ["--device_memory_mib=24576", "--expert_cache=24576", "--json", f"--model={path}"]
+
+    begin = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "strata_jax", "plan", *args], capture_output=True, check=False
+    )
+    took_s = time.perf_counter() - begin
+
+    assert done.returncode == 3
+    assert b"--expert_cache=" in done.stderr.partition(b";")[2]
+    assert took_s < 2

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from strata_jax.ops.numerics_ref import fma_rn, quantize_rows_ref
-from strata_jax.ops.quant_matmul_ref import quant_matmul_ref
+from strata_jax.ops.quant_matmul_ref import quant_matmul_exact
 from strata_jax.ops.unpack_layouts_ref import LAYOUTS
 from strata_jax.ops.unpack_ref import dequantize_ref, unpack_rows_ref
 
@@ -53,7 +53,7 @@ class TestQuantised:
         rounded = codes.astype(np.float64) * np.repeat(scales, 32, axis=1).astype(np.float64)
         w = dequantize_ref(type_id, raw, N, K).astype(np.float64)
 
-        got = quant_matmul_ref(x, type_id, raw, N)
+        got = quant_matmul_exact(x, type_id, raw, N)
 
         # Only float32 sums of at most 2 * K / 32 + 3 terms lie between the two.
         atol = 2.0**-24 * (2 * K / 32 + 6) * (np.abs(rounded) @ np.abs(w.T)).max()
@@ -68,7 +68,7 @@ class TestQuantised:
         q, dx = quantize_rows_ref(x)
         rows = unpack_rows_ref(type_id, raw, N, K)
 
-        got = quant_matmul_ref(x, type_id, raw, N)
+        got = quant_matmul_exact(x, type_id, raw, N)
 
         for t in range(2):
             for row in range(N):
@@ -83,10 +83,10 @@ class TestQuantised:
         x = rng.standard_normal((7, K)).astype(np.float32)
         x[3] = np.nan
 
-        together = quant_matmul_ref(x, type_id, raw, N)
+        together = quant_matmul_exact(x, type_id, raw, N)
 
         for t in (0, 1, 2, 4, 5, 6):
-            alone = quant_matmul_ref(x[t : t + 1], type_id, raw, N)
+            alone = quant_matmul_exact(x[t : t + 1], type_id, raw, N)
             np.testing.assert_array_equal(bits_of(alone[0]), bits_of(together[t]))
         assert np.isnan(together[3]).all()
 
@@ -101,7 +101,7 @@ class TestQuantised:
         other = b"\x00\x40" + weights[32:].astype(np.int8).tobytes()
         dx = np.float32(127) * np.float32(float.fromhex("0x1.020408p-7"))
 
-        got = quant_matmul_ref(x, Q8_0, block + other, 1)
+        got = quant_matmul_exact(x, Q8_0, block + other, 1)
 
         first = np.float32(127 - 15 - 256) * dx
         assert got[0, 0] == fma_rn(np.float32(-7 * 127), np.float32(2) * dx, first)
@@ -114,7 +114,7 @@ class TestQuantised:
         ones = scale + b"\x01" + bytes(31)
         huge = np.float16(32768).tobytes() + b"\x7f" + bytes(31)
 
-        got = quant_matmul_ref(x, Q8_0, huge + ones * 15, 1)[0, 0]
+        got = quant_matmul_exact(x, Q8_0, huge + ones * 15, 1)[0, 0]
 
         dx = np.float32(127) * np.float32(float.fromhex("0x1.020408p-7"))
         step = np.float32(np.float16(1 / 127)) * dx
@@ -127,11 +127,11 @@ class TestQuantised:
         assert got == head + tail
 
     def test_takes_zero_activations(self):
-        assert quant_matmul_ref(np.zeros((0, 32), np.float32), Q8_0, bytes(34), 1).shape == (0, 1)
+        assert quant_matmul_exact(np.zeros((0, 32), np.float32), Q8_0, bytes(34), 1).shape == (0, 1)
 
     def test_rejects_rows_that_are_not_whole_blocks(self):
         with pytest.raises(ValueError, match="rows of 40 values, expected a multiple of 32"):
-            quant_matmul_ref(np.zeros((1, 40), np.float32), Q8_0, b"", 0)
+            quant_matmul_exact(np.zeros((1, 40), np.float32), Q8_0, b"", 0)
 
 
 def scalar_row(q, dx, rows, row):
@@ -168,7 +168,7 @@ class TestUnquantised:
         x = rng.standard_normal((2, 320)).astype(np.float32)
         w = dequantize_ref(type_id, raw, 2, 320)
 
-        got = quant_matmul_ref(x, type_id, raw, 2)
+        got = quant_matmul_exact(x, type_id, raw, 2)
 
         for t, row in np.ndindex(2, 2):
             total = np.float32(0)
@@ -186,7 +186,7 @@ class TestUnquantised:
         rng = np.random.default_rng(4)
         x, w = rng.integers(-30, 30, (2, 3, 640)).astype(np.float32)
 
-        got = quant_matmul_ref(x, F32, w.tobytes(), 3)
+        got = quant_matmul_exact(x, F32, w.tobytes(), 3)
 
         np.testing.assert_array_equal(got, x.astype(np.int64) @ w.astype(np.int64).T)
 
@@ -196,4 +196,4 @@ class TestUnquantised:
         w = np.zeros((1, 32), np.float32)
         w[0, 1] = 1
 
-        assert quant_matmul_ref(x, F32, w.tobytes(), 1)[0, 0] == np.float32(1e-6)
+        assert quant_matmul_exact(x, F32, w.tobytes(), 1)[0, 0] == np.float32(1e-6)

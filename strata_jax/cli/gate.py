@@ -1,0 +1,176 @@
+"""`strata-jax gate`: one model under several configurations, compared bit for bit."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from strata_jax.cli import flags as cli_flags
+from strata_jax.cli import tier_flags
+from strata_jax.cli.context import Context
+from strata_jax.cli.output import Output
+from strata_jax.errors import UsageError
+
+if TYPE_CHECKING:
+    from strata_jax.gate.comparison import Comparison
+    from strata_jax.gate.judge import Job
+
+SUMMARY = "runs a model under several configurations and compares every bit"
+
+
+def define(values: flags.FlagValues) -> None:
+    """Defines the command's flags."""
+    flags.DEFINE_string(
+        "preset", None, "what to compare, or all; without it they are listed", flag_values=values
+    )
+    flags.DEFINE_multi_string(
+        "model",
+        [],
+        "GGUF file, may be given again; without it the small embedded model runs",
+        flag_values=values,
+    )
+    cli_flags.define_number(
+        values, "max_tokens", int, "longest answer to each prompt", default=64, lower=1
+    )
+    flags.DEFINE_boolean(
+        "json", False, "prints the record, one JSON object, instead of a table", flag_values=values
+    )
+    flags.DEFINE_string(
+        "record",
+        None,
+        "file for the record: versions, hashes, flags, counters, ids",
+        flag_values=values,
+    )
+    cli_flags.define_number(
+        values, "timeout_s", float, "longest wait for one answer", default=600, lower=1
+    )
+    _define_shared(values)
+
+
+def _define_shared(values: flags.FlagValues) -> None:
+    """Defines what is handed to every side of a comparison."""
+    cli_flags.define_engine(values)
+    tier_flags.define_tiers(values)
+    del values.expert_profile_save  # all sides would write the same file
+
+
+def run(values: flags.FlagValues, context: Context) -> int:
+    """Prints table or record; the exit code says what came out (design.md)."""
+    from strata_jax.gate.runs import WORKER
+
+    return compare(values, context, WORKER)
+
+
+def compare(values: flags.FlagValues, context: Context, command: Sequence[str]) -> int:
+    """Does it with processes of `command`.
+
+    Raises:
+        UsageError: for what cannot be compared; refused before anything runs if it is known then.
+        BadFileError: if a model file is no good.
+    """
+    from strata_jax.cli import session
+    from strata_jax.gate.judge import run_comparison
+    from strata_jax.gate.outcome import EXIT_CODES, worst
+    from strata_jax.gate.record import make_record, write_record
+    from strata_jax.gate.table import make_table
+
+    output = context.output
+    began = time.time()
+    _check_preset(values.preset)
+    record_path = _record_path(values.record)
+    session.check_platform(values, output)
+    planned = _planned(values, command, output)
+    with output.progress() as report:
+        outcomes = [run_comparison(comparison, job, report) for comparison, job in planned]
+    record = make_record(values.preset, outcomes, began)
+    if record_path is not None:
+        write_record(record, record_path)
+    if values.json:
+        output.json(record)
+    else:
+        output.text(make_table(outcomes))
+    return EXIT_CODES[worst([outcome.verdict for outcome in outcomes])]
+
+
+def _check_preset(name: str | None) -> None:
+    from strata_jax.gate.presets import ALL, PRESETS
+
+    known = (*PRESETS, ALL)
+    if name in known:
+        return
+    if name is None:
+        listed = "; ".join(f"{key}: {preset.summary}" for key, preset in PRESETS.items())
+        raise UsageError(f"gate: --preset=NAME expected ({listed}; {ALL}: each of them)")
+    suggestion = cli_flags.nearest(name, known)
+    advice = f"did you mean {suggestion}?" if suggestion else f"one of {', '.join(known)} expected"
+    raise UsageError(f"gate: unknown --preset={name}; {advice}")
+
+
+def _record_path(value: str | None) -> Path | None:
+    """Checks now what would be a pity to find out after the runs."""
+    if value is None:
+        return None
+    path = Path(value).expanduser()
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"--record={value}: a file in an existing folder expected")
+    return path
+
+
+def _planned(
+    values: flags.FlagValues, command: Sequence[str], output: Output
+) -> list[tuple["Comparison", "Job"]]:
+    """Everything that will be run; refuses before the first run what cannot be."""
+    from strata_jax.gate.judge import check_common
+    from strata_jax.gate.presets import comparisons
+
+    planned = []
+    for job in _jobs(values, command, output):
+        chosen, notes = comparisons(values.preset, job.facts)
+        for line in notes:
+            output.note(line)
+        for comparison in chosen:
+            check_common(comparison, job.common)
+            planned.append((comparison, job))
+    return planned
+
+
+def _jobs(values: flags.FlagValues, command: Sequence[str], output: Output) -> list["Job"]:
+    from strata_jax.cli.files import embedded_model
+    from strata_jax.gate.facts import ModelFacts
+    from strata_jax.gate.judge import Job
+    from strata_jax.gate.prompts import make_prompts
+    from strata_jax.weights.pack import open_pack
+
+    jobs = []
+    for path in [Path(each).expanduser() for each in values.model] or [embedded_model()]:
+        with open_pack(path) as pack:
+            for line in pack.warnings:
+                output.note(line)
+            facts = ModelFacts.of(pack)
+        job = Job(
+            facts=facts,
+            prompts=make_prompts(facts, values.max_tokens, values.max_context),
+            max_tokens=values.max_tokens,
+            common=_shared(values),
+            timeout_s=values.timeout_s,
+            command=command,
+        )
+        jobs.append(job)
+    return jobs
+
+
+def _shared(values: flags.FlagValues) -> dict[str, str]:
+    """The flags given for every side, as they are written on a command line."""
+    names = flags.FlagValues()
+    _define_shared(names)
+    given = [values[name] for name in names if not values[name].using_default_value]
+    return {flag.name: _written(flag) for flag in given}
+
+
+def _written(flag: flags.Flag) -> str:
+    if flag.boolean:
+        return "true" if flag.value else "false"
+    assert flag.serializer is not None, flag.name
+    return flag.serializer.serialize(flag.value)

@@ -1,0 +1,147 @@
+"""Flags of the expert tiers and of the n-gram table, and the settings they make."""
+
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from strata_jax.cli.flags import Number, define_choice, define_number
+from strata_jax.config import TierSettings
+from strata_jax.errors import UsageError
+
+_AUTO = "auto"
+_PATHS = ("expert_profile", "expert_profile_save")
+_NUMBERS = (
+    (
+        "vram_reserve_mib",
+        0,
+        "MiB that auto leaves free on the primary; not given, at most an eighth of it",
+    ),
+    ("adapt_every", 1, "windows from one adaptive round to the next"),
+    ("adapt_swaps", 0, "most experts swapped in a round, over all layers; 0 freezes them"),
+    ("pool_workers", 0, "threads that compute experts in RAM; 0 is one per core but one"),
+    ("peer_device", -1, "second device that holds experts: on the CPU 1 is emulated; -1 is none"),
+    ("peer_reserve_mib", 0, "MiB left free on the peer; not given, at most an eighth of it"),
+    ("peer_slots", 0, "most experts on the peer; 0 is as many as fit"),
+    ("peer_adapt_swaps", -1, "most experts swapped in a round on the peer; -1 is as --adapt_swaps"),
+    ("device_memory_mib", 1, "bounds the primary's memory; on the CPU it emulates a device"),
+    ("peer_memory_mib", 1, "bounds the peer's memory"),
+)
+"""Whole numbers: name, least, help. Their defaults are those of the settings."""
+
+
+class NumberOrAuto(Number):
+    """A finite number in bounds, or the word auto."""
+
+    def __init__(self, kind: type, lower: float | None = None, upper: float | None = None) -> None:
+        """See the base class."""
+        super().__init__(kind, lower, upper)
+        self.syntactic_help += f" or {_AUTO}"
+
+    def parse(self, argument: Any) -> Any:
+        """See the base class."""
+        return _AUTO if argument == _AUTO else super().parse(argument)
+
+
+def define_tiers(values: flags.FlagValues) -> None:
+    """Defines where experts and the n-gram table lie, and how experts move."""
+    _define_auto(
+        values,
+        "expert_cache",
+        NumberOrAuto(int, 0),
+        "experts on the primary device, counted over all layers; auto is as many as fit, but none "
+        "on a CPU without --device_memory_mib; 0 is off",
+    )
+    flags.DEFINE_boolean(
+        "expert_cache_fill_all",
+        False,
+        "auto goes on behind the experts that the profile ranks",
+        flag_values=values,
+    )
+    for name, text in (
+        ("expert_profile", "ranking of the experts for the first fill ('strata-jax profile')"),
+        ("expert_profile_save", "file that the ranking learned from this run is written to"),
+    ):
+        flags.DEFINE_string(name, None, text, flag_values=values)
+    for name, least, text in _NUMBERS:
+        define_number(values, name, int, text, default=_default(name), lower=least)
+    define_number(
+        values,
+        "adapt_decay",
+        float,
+        "factor on the usage counts after each adaptive round",
+        default=_default("adapt_decay"),
+        lower=0,
+        upper=1,
+    )
+    _define_auto(
+        values,
+        "pcie_frac",
+        NumberOrAuto(float, 0, 1),
+        "share of the missed experts that the device computes from host memory",
+    )
+    _define_host(values)
+
+
+def tier_settings(values: flags.FlagValues) -> TierSettings:
+    """The settings that the flags make, checked as far as they depend on nothing else.
+
+    Raises:
+        UsageError: for flags that contradict each other, by both names, and for a profile that
+            could not be saved.
+    """
+    chosen: dict[str, Any] = {name: values[name].value for name in _names()}
+    for name in _names():
+        if chosen[name] == _AUTO:
+            chosen[name] = None
+    for name in _PATHS:
+        if chosen[name] is not None:
+            chosen[name] = Path(chosen[name]).expanduser()
+    save = chosen["expert_profile_save"]
+    if save is not None and (save.is_dir() or not save.parent.is_dir()):
+        raise UsageError(f"--expert_profile_save={save}: a file in an existing folder expected")
+    given = frozenset(name for name in _names() if not values[name].using_default_value)
+    if not chosen["expert_cache_fill_all"]:
+        given -= {"expert_cache_fill_all"}  # asking for nothing needs no effect
+    return TierSettings(**chosen, given=given)
+
+
+def _define_host(values: flags.FlagValues) -> None:
+    define_choice(
+        values,
+        "ple_io",
+        ["direct", "mmap", "ram"],
+        "how rows of the n-gram table are read: past the page cache, through it, or from RAM where "
+        "the whole table is locked",
+    )
+    for name, text in (
+        ("host_ram_limit_gib", "bounds everything page-locked or copied in RAM"),
+        ("resident_budget_gib", "experts kept in RAM; the rest is read from the file when used"),
+    ):
+        define_number(values, name, float, f"GiB: {text}; what is free if not given", lower=0)
+
+
+def _define_auto(
+    values: flags.FlagValues, name: str, parser: flags.ArgumentParser, text: str
+) -> None:
+    flags.DEFINE(parser, name, _AUTO, text, values, flags.ArgumentSerializer())
+
+
+def _default(name: str) -> Any:
+    default = getattr(TierSettings(), name)
+    return -1 if name == "peer_device" else default
+
+
+def _names() -> tuple[str, ...]:
+    names = [name for name, _, _ in _NUMBERS]
+    return (
+        *names,
+        *_PATHS,
+        "expert_cache",
+        "expert_cache_fill_all",
+        "adapt_decay",
+        "pcie_frac",
+        "ple_io",
+        "host_ram_limit_gib",
+        "resident_budget_gib",
+    )

@@ -1,0 +1,1 @@
+"""Gates: the same requests under several configurations, compared bit for bit."""

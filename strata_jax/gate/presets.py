@@ -1,0 +1,283 @@
+"""The presets of `strata-jax gate`; each compares its sides with its first one."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from strata_jax.errors import UsageError
+from strata_jax.gate.comparison import Claim, Comparison, Mode, Side
+from strata_jax.gate.facts import ModelFacts
+
+_MISSES = ("entries_stream", "entries_host", "entries_file")
+_FROZEN = {"adapt_swaps": "0"}
+_HECTIC = {"adapt_every": "1", "adapt_swaps": "8"}
+_HECTIC_SLOTS = 3
+
+
+PRIMARY = Claim(("entries_primary",))
+PEER = Claim(("entries_peer",))
+MISSES = Claim(_MISSES)
+NO_MISSES = Claim(_MISSES, "== 0")
+STREAM = Claim(("entries_stream",))
+NO_STREAM = Claim(("entries_stream",), "== 0")
+HOST = Claim(("entries_host",))
+NO_HOST = Claim(("entries_host",), "== 0")
+FILE = Claim(("entries_file",))
+SWAPS = Claim(("swaps_primary",))
+PEER_SWAPS = Claim(("swaps_peer",))
+FROZEN = Claim(("swaps_primary", "swaps_peer"), "== 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A named gate."""
+
+    summary: str
+    make: Callable[[ModelFacts], tuple[Comparison, ...]]
+
+
+def _hectic_slots(facts: ModelFacts) -> int:
+    """Three slots a layer, or fewer where some expert would have nothing to be swapped with."""
+    return facts.layers * max(1, min(_HECTIC_SLOTS, facts.experts - 1))
+
+
+def _hectic(facts: ModelFacts) -> dict[str, str]:
+    return {"expert_cache": str(_hectic_slots(facts)), **_HECTIC}
+
+
+def _hectic_two_cards(facts: ModelFacts) -> dict[str, str]:
+    """As many experts, a third of them on the peer."""
+    slots = _hectic_slots(facts)
+    return _HECTIC | _two_cards(slots, slots // 3)
+
+
+def _two_cards(slots: int, on_peer: int) -> dict[str, str]:
+    return {
+        "expert_cache": str(slots - on_peer),
+        "peer_device": "1",
+        "peer_slots": str(on_peer),
+    }
+
+
+_CARDS = frozenset({"expert_cache", "peer_device", "peer_slots"})
+
+
+def _single_vs_peer(facts: ModelFacts) -> tuple[Comparison, ...]:
+    half = facts.total_experts // 2
+    return (
+        Comparison(
+            name="single-vs-peer, static",
+            contract="T",
+            varied=_CARDS,
+            sides=(
+                Side(
+                    name="one card",
+                    flags={"expert_cache": str(half), **_FROZEN},
+                    claims=(PRIMARY, MISSES, FROZEN),
+                ),
+                Side(
+                    name="two cards",
+                    flags=_two_cards(half, half // 2) | _FROZEN,
+                    claims=(PRIMARY, PEER, MISSES, FROZEN),
+                ),
+            ),
+        ),
+        Comparison(
+            name="single-vs-peer, adapting",
+            contract="T",
+            varied=_CARDS,
+            sides=(
+                Side(name="one card", flags=_hectic(facts), claims=(PRIMARY, MISSES, SWAPS)),
+                Side(
+                    name="two cards",
+                    flags=_hectic_two_cards(facts),
+                    claims=(PRIMARY, PEER, MISSES, SWAPS, PEER_SWAPS),
+                ),
+            ),
+            needs_ranking=True,
+        ),
+    )
+
+
+def _residency(facts: ModelFacts) -> tuple[Comparison, ...]:
+    total = facts.total_experts
+    quarter, half = {"expert_cache": str(total // 4)}, {"expert_cache": str(total // 2)}
+    partly = (PRIMARY, MISSES, SWAPS)
+    from_file = {**quarter, "resident_budget_gib": "0"}
+    sides = (
+        Side(name="0 %", flags={"expert_cache": "0"}, claims=(MISSES,)),
+        Side(name="25 %", flags=quarter | _HECTIC, claims=partly),
+        Side(name="50 %", flags=half | _HECTIC, claims=partly),
+        Side(name="100 %", flags={"expert_cache": str(total)}, claims=(PRIMARY, NO_MISSES)),
+        Side(name="25 % and file", flags=from_file | _HECTIC, claims=(PRIMARY, FILE, SWAPS)),
+    )
+    return (
+        Comparison(
+            name="residency",
+            contract="T",
+            varied=frozenset({"expert_cache", "resident_budget_gib", *_HECTIC}),
+            sides=sides,
+        ),
+    )
+
+
+def _hectic_preset(facts: ModelFacts) -> tuple[Comparison, ...]:
+    resident = {"expert_cache": str(facts.total_experts), **_FROZEN}
+    streamed = _hectic_two_cards(facts) | {"pcie_frac": "0.5"}
+    two_cards = (PRIMARY, PEER, SWAPS, PEER_SWAPS)
+    return (
+        Comparison(
+            name="hectic",
+            contract="T",
+            varied=_CARDS | {"pcie_frac", *_HECTIC},
+            sides=(
+                Side(name="resident", flags=resident, claims=(PRIMARY, NO_MISSES, FROZEN)),
+                Side(name="hectic", flags=_hectic(facts), claims=(PRIMARY, MISSES, SWAPS)),
+                Side(
+                    name="hectic, two cards",
+                    flags=_hectic_two_cards(facts),
+                    claims=(*two_cards, MISSES),
+                ),
+                Side(
+                    name="hectic, all tiers",
+                    flags=streamed,
+                    claims=(*two_cards, STREAM, HOST),
+                ),
+            ),
+            needs_ranking=True,
+        ),
+    )
+
+
+def _pcie(facts: ModelFacts) -> tuple[Comparison, ...]:
+    claims = {"0": (HOST, NO_STREAM), "0.5": (HOST, STREAM), "1": (STREAM, NO_HOST)}
+    return (
+        Comparison(
+            name="pcie",
+            contract="T",
+            varied=frozenset({"pcie_frac"}),
+            sides=tuple(
+                Side(
+                    name=f"share {share}",
+                    flags=_hectic(facts) | {"pcie_frac": share},
+                    claims=(*done, SWAPS),
+                )
+                for share, done in claims.items()
+            ),
+        ),
+    )
+
+
+def _ple_io(facts: ModelFacts) -> tuple[Comparison, ...]:
+    if not facts.has_ngram_table:
+        raise UsageError(
+            f"gate: {facts.path} has no n-gram table, --preset=ple-io compares ways to read one"
+        )
+    return (
+        Comparison(
+            name="ple-io",
+            contract="T",
+            varied=frozenset({"ple_io"}),
+            sides=tuple(
+                Side(name=mode, flags={"ple_io": mode}, claims=(Mode(("ngram", "mode"), mode),))
+                for mode in ("direct", "mmap", "ram")
+            ),
+        ),
+    )
+
+
+def _threads(facts: ModelFacts) -> tuple[Comparison, ...]:
+    return (
+        Comparison(
+            name="threads",
+            contract="T",
+            varied=frozenset({"threads", "pool_workers"}),
+            sides=tuple(
+                Side(
+                    name=f"{count} thread{'s' if count > 1 else ''}",
+                    flags=_hectic(facts) | {"threads": str(count), "pool_workers": str(count)},
+                    claims=(PRIMARY, MISSES, SWAPS),
+                )
+                for count in (1, 2, 3)
+            ),
+        ),
+    )
+
+
+def _processes(facts: ModelFacts) -> tuple[Comparison, ...]:
+    claims = (PRIMARY, PEER, MISSES, SWAPS, PEER_SWAPS)
+    flags = _hectic_two_cards(facts)
+    return (
+        Comparison(
+            name="processes",
+            contract="R",
+            varied=frozenset({"compile_cache"}),
+            sides=(
+                Side(name="first process", flags=flags, claims=claims),
+                Side(name="second process", flags=flags, claims=claims),
+                # What the cache of compiled programs holds must be what is compiled now.
+                Side(name="compiled anew", flags=flags | {"compile_cache": "off"}, claims=claims),
+            ),
+            needs_ranking=True,
+        ),
+    )
+
+
+def _windows(facts: ModelFacts) -> tuple[Comparison, ...]:
+    return (
+        Comparison(
+            name="windows",
+            contract="W",
+            varied=frozenset({"spec"}),
+            sides=tuple(
+                Side(
+                    name=f"{rows} live row{'s' if rows > 1 else ''}",
+                    flags=_hectic(facts) | {"window_rows": "8", "spec": str(rows)},
+                    claims=(PRIMARY, MISSES, SWAPS),
+                )
+                for rows in range(1, 9)
+            ),
+        ),
+    )
+
+
+PRESETS: Mapping[str, Preset] = {
+    "single-vs-peer": Preset(
+        summary="N experts on one card, and the same N split over two; static and adapting",
+        make=_single_vs_peer,
+    ),
+    "residency": Preset(
+        summary="0, 25, 50 and 100 % of the experts on the primary, adapting, and from the file",
+        make=_residency,
+    ),
+    "hectic": Preset(
+        summary="all experts resident, and 3 slots a layer swapped after every window",
+        make=_hectic_preset,
+    ),
+    "pcie": Preset(summary="0, half and all of the misses streamed", make=_pcie),
+    "ple-io": Preset(summary="the n-gram table read in its three modes", make=_ple_io),
+    "threads": Preset(summary="1, 2 and 3 threads", make=_threads),
+    "processes": Preset(
+        summary="the same command twice, and with programs compiled anew", make=_processes
+    ),
+    "windows": Preset(summary="1 to 8 live rows in a window of 8", make=_windows),
+}
+ALL = "all"
+"""The name that stands for every preset."""
+
+
+def comparisons(name: str, facts: ModelFacts) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
+    """What a preset compares for a model, and one line for each preset that `ALL` leaves out.
+
+    Raises:
+        UsageError: if the model has not what the one preset is about.
+    """
+    if name != ALL:
+        return PRESETS[name].make(facts), ()
+    chosen: list[Comparison] = []
+    notes = []
+    for preset in PRESETS.values():
+        try:
+            chosen += preset.make(facts)
+        except UsageError as error:
+            notes.append(f"left out: {error}")
+    return tuple(chosen), tuple(notes)

@@ -1,0 +1,169 @@
+"""What memory there is, and what a model takes of it before the first expert is placed.
+
+Sizes of workspaces are upper bounds from the model's settings alone, so that they are known before
+anything is compiled: JAX's temporaries and the native ops' own buffers of the largest tile, window
+and context. A test compares them with what XLA reports.
+"""
+
+import contextlib
+import dataclasses
+import resource
+from pathlib import Path
+
+import psutil
+
+from strata_jax.config import ModelConfig
+
+MIB, GIB = 1 << 20, 1 << 30
+_FLOAT = 4
+_CAP_IPC_LOCK = 14
+"""Number of the capability that lifts the limit on locked memory. Source: capabilities(7)."""
+_SELECTING_ROWS = 64
+"""Rows whose selection scores are there at once: one per thread."""
+_SCORE_BYTES = 8
+_CACHE_GRAIN = 128
+"""Tokens; at least that of `num_cells` in model/state.py."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostMemory:
+    """RAM of this machine or, where that is less, of the control group this process is in."""
+
+    total_bytes: int
+    available_bytes: int
+    """Free, or used by caches that give way."""
+    lockable_bytes: int | None
+    """What this process may page-lock (`ulimit -l`); None = no limit."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepSizes:
+    """Sizes of the compiled programs."""
+
+    tile_rows: int = 256
+    window_rows: int = 8
+    all_logits: bool = False
+    """Tiles give the logits of every row."""
+
+
+def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> HostMemory:
+    """Measures.
+
+    Args:
+        proc: where the kernel describes this process.
+        groups: where control groups are.
+    """
+    memory = psutil.virtual_memory()
+    total, available = memory.total, memory.available
+    for limit, used in _group_limits(proc, groups):
+        if limit < total:
+            total = limit
+        available = min(available, max(0, limit - used))
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    unlimited = soft == resource.RLIM_INFINITY or _may_lock(proc)
+    return HostMemory(
+        total_bytes=total,
+        available_bytes=available,
+        lockable_bytes=None if unlimited else soft,
+    )
+
+
+def workspace_bytes(
+    config: ModelConfig, steps: StepSizes, max_context: int, kv_bytes_per_token: int
+) -> int:
+    """Upper bound of what tiles, windows and selection over the whole context need at once.
+
+    Caches reach a tile and a grain past the context, because the last tile is padded: that counts
+    here, too.
+    """
+    tile_head = steps.tile_rows if steps.all_logits else 1
+    rows = _rows_bytes(config, steps.tile_rows, tile_head)
+    rows += _rows_bytes(config, steps.window_rows, steps.window_rows)
+    if config.index_budget:
+        blocks = -(-max_context // config.index_ratio)
+        rows += min(_SELECTING_ROWS, steps.tile_rows) * blocks * _SCORE_BYTES
+    return rows + (steps.tile_rows + _CACHE_GRAIN) * kv_bytes_per_token
+
+
+def peer_workspace_bytes(config: ModelConfig, steps: StepSizes) -> int:
+    """Upper bound of a peer's workspace: activations in, hidden and result rows of every expert."""
+    rows = max(steps.tile_rows, steps.window_rows)
+    per_entry = config.expert_width + config.hidden
+    return rows * _FLOAT * (2 * config.hidden + config.num_experts_active * per_entry)
+
+
+def reserve_bytes(reserve_mib: int, is_given: bool, memory_bytes: int) -> int:
+    """What stays free on a device: as given, by default at most an eighth of its memory.
+
+    Source of the eighth: small cards have little to spare (reference-engine.md, section 2.8, lowers
+    the reserve there, too).
+    """
+    wanted = reserve_mib * MIB
+    return wanted if is_given else min(wanted, memory_bytes // 8)
+
+
+def shown(count: int) -> str:
+    """Bytes for people."""
+    if count < MIB:
+        return f"{count} B" if count < 1024 else f"{count / 1024:.1f} KiB"
+    return f"{count / MIB:.1f} MiB" if count < GIB else f"{count / GIB:.1f} GiB"
+
+
+def _rows_bytes(config: ModelConfig, rows: int, head_rows: int) -> int:
+    """Values of `rows` rows that are there at once in one layer, and logits of `head_rows`."""
+    streams = config.num_streams * config.hidden
+    values = config.gdn_value_heads * config.gdn_head_dim
+    linear = 2 * config.gdn_key_heads * config.gdn_head_dim + 2 * values
+    attention = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    attention += (config.index_heads + 1) * config.index_dim
+    experts = (config.num_experts_active + 1) * (config.expert_width + config.hidden)
+    # Streams before and after a block, normed, gated and packed for the next; a mixer's input
+    # before and after its convolution, its heads and its output.
+    per_row = 6 * streams + 4 * config.hidden + 4 * max(linear, attention) + experts
+    per_row += config.num_experts + 2 * config.low_rank
+    return _FLOAT * (rows * per_row + head_rows * config.vocab_size)
+
+
+def _group_limits(proc: Path, groups: Path) -> list[tuple[int, int]]:
+    """(limit, bytes that cannot give way) of every control group above this process."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in (proc / "self/cgroup").read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            is_second = controllers == ""
+            if is_second or "memory" in controllers.split(","):
+                base = groups if is_second else groups / "memory"
+                folder = base / name.lstrip("/")
+                for each in (folder, *folder.parents):
+                    if each == base or base in each.parents:
+                        found += _group_limit(each, is_second)
+    return found
+
+
+def _group_limit(folder: Path, is_second: bool) -> list[tuple[int, int]]:
+    """Of one control group; empty without a limit. Files differ between version 1 and 2."""
+    names = (
+        ("memory.max", "memory.current")
+        if is_second
+        else (
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+        )
+    )
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number
+        limit, used = (int((folder / name).read_text()) for name in names)
+        gives_way = 0
+        for line in (folder / "memory.stat").read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == ("inactive_file" if is_second else "total_inactive_file"):
+                gives_way = int(value)
+        return [(limit, max(0, used - gives_way))]
+    return []
+
+
+def _may_lock(proc: Path) -> bool:
+    with contextlib.suppress(OSError):
+        for line in (proc / "self/status").read_text().splitlines():
+            if line.startswith("CapEff:"):
+                return bool(int(line.split()[1], 16) >> _CAP_IPC_LOCK & 1)
+    return False

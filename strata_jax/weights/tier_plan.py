@@ -1,0 +1,298 @@
+"""Plans the tiers of a model on a machine: from headers, settings and free memory to a placement."""
+
+import dataclasses
+
+import numpy as np
+
+from strata_jax.config import TierSettings
+from strata_jax.weights.budget import (
+    GIB,
+    MIB,
+    HostMemory,
+    StepSizes,
+    peer_workspace_bytes,
+    reserve_bytes,
+    shown,
+    workspace_bytes,
+)
+from strata_jax.weights.pack import Pack
+from strata_jax.weights.placement import ArenaBudget, Placement, PlacementRequest, Tier, place
+from strata_jax.weights.plan import Plan, expert_bytes_by_layer
+from strata_jax.weights.profile import Profile
+from strata_jax.weights.tier_advice import Advisor, placement_notes
+from strata_jax.weights.tier_needs import Need, TierPlan
+
+_HEADROOM_SHARE = 8
+"""Auto leaves this part of the RAM to others, but no more than `_HEADROOM_BYTES`."""
+_HEADROOM_BYTES = 2 * GIB
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What the plan may use."""
+
+    platform: str
+    """cpu or cuda. On the CPU devices are emulated in RAM and have the memory that flags give."""
+    host: HostMemory
+    primary_free_bytes: int | None = None
+    """Of the GPU; None on the CPU."""
+    peer_free_bytes: int | None = None
+    num_devices: int = 1
+    """GPUs that are visible."""
+
+
+def plan_tiers(
+    pack: Pack,
+    plan: Plan,
+    settings: TierSettings,
+    machine: Machine,
+    *,
+    steps: StepSizes | None = None,
+    profile: Profile | None = None,
+) -> TierPlan:
+    """Places every expert and adds up what each memory has to hold.
+
+    Nothing is allocated and no weight is read. What does not fit is in the result: call its `check`.
+
+    Args:
+        pack: the opened model.
+        plan: its sizes.
+        settings: of the tiers.
+        machine: what there is.
+        steps: sizes of the compiled programs; None for the defaults.
+        profile: ranking for the first fill, of this model.
+
+    Raises:
+        UsageError: for a peer that the machine has not.
+    """
+    settings.check_devices(machine.platform, machine.num_devices)
+    return _Planner(pack, plan, settings, machine, steps or StepSizes(), profile).plan()
+
+
+class _Planner:
+    """The steps of `plan_tiers`, with what they share."""
+
+    def __init__(
+        self,
+        pack: Pack,
+        plan: Plan,
+        settings: TierSettings,
+        machine: Machine,
+        steps: StepSizes,
+        profile: Profile | None,
+    ) -> None:
+        self.settings = settings
+        self.machine = machine
+        self.config = pack.config
+        self.steps = steps
+        self.profile = profile
+        self.emulated = machine.platform == "cpu"
+        self.cache_is_on = settings.cache_is_on(machine.platform)
+        self.max_context = plan.max_context
+        self.kv_per_token = plan.kv_bytes // plan.max_context
+        sizes = {tier.name: tier.bytes for tier in plan.tiers}
+        self.ngram_bytes = sizes["ngram"]
+        self.fixed = {
+            "dense": sizes["dense"] + sizes["embedding"],
+            "kv": plan.kv_bytes,
+            "state": plan.state_bytes,
+            "workspace": self._workspace_bytes(plan.max_context),
+        }
+        layers = expert_bytes_by_layer(pack)[: self.config.num_layers]
+        shape = (self.config.num_layers, self.config.num_experts)
+        self.expert_bytes = np.broadcast_to(np.asarray(layers, np.int64)[:, None], shape)
+        self.notes = list(settings.notes(machine.platform))
+
+    def plan(self) -> TierPlan:
+        """Devices first, then what they leave to the host."""
+        request = self._request()
+        placement = place(request)
+        if request.peer is not None and request.peer.memory_bytes is None:
+            request = self._bound_peer(request, placement.primary_bytes)
+            placement = place(request)
+        host = self._host_parts(placement)
+        request = dataclasses.replace(
+            request,
+            resident_bytes=self._resident_bytes(placement, sum(host.values())),
+            lock_bytes=self._lock_bytes(placement, sum(host.values())),
+        )
+        placement = place(request)
+        needs = [*self._device_needs(request, placement), *self._host_needs(host, placement)]
+        self.notes += placement_notes(self.settings, self.machine.platform, self.config, placement)
+        if self.ngram_bytes == 0 and "ple_io" in self.settings.given:
+            self.notes.append("--ple_io: no effect, the model has no n-gram table")
+        return TierPlan(
+            needs=tuple(needs),
+            placement=placement,
+            cache_is_on=self.cache_is_on,
+            peer_is_on=request.peer is not None,
+            notes=tuple(dict.fromkeys([*self.notes, *placement.notes])),
+        )
+
+    def _request(self) -> PlacementRequest:
+        settings, primary, peer = self.settings, None, None
+        if self.cache_is_on or settings.device_memory_mib is not None or not self.emulated:
+            memory = self._memory("device_memory_mib", self.machine.primary_free_bytes)
+            reserve = self._reserve("vram_reserve_mib", memory)
+            primary = ArenaBudget(
+                memory_bytes=memory,
+                reserved_bytes=sum(self.fixed.values()) + reserve,
+                exactly=settings.expert_cache,
+            )
+        if settings.peer_device is not None:
+            memory = self._memory("peer_memory_mib", self.machine.peer_free_bytes)
+            reserve = self._reserve("peer_reserve_mib", memory)
+            peer = ArenaBudget(
+                memory_bytes=memory,
+                reserved_bytes=peer_workspace_bytes(self.config, self.steps) + reserve,
+                at_most=settings.peer_slots or None,
+            )
+        return PlacementRequest(
+            expert_bytes=self.expert_bytes,
+            ranking=None if self.profile is None else self.profile.ranked,
+            primary=primary,
+            peer=peer,
+            fill_all=settings.expert_cache_fill_all,
+        )
+
+    def _memory(self, name: str, free: int | None) -> int | None:
+        """What a flag allows, but no more than is free; None if nothing bounds it."""
+        asked = getattr(self.settings, name)
+        if asked is None:
+            return free
+        if free is not None and asked * MIB > free:
+            self.notes.append(f"--{name}={asked}: {shown(free)} are free, that much is used")
+            return free
+        return asked * MIB
+
+    def _reserve(self, name: str, memory: int | None) -> int:
+        """Bytes to leave free; a count that was asked for gives way to a reserve only if given."""
+        is_given = name in self.settings.given
+        counted = name == "vram_reserve_mib" and self.settings.expert_cache is not None
+        if memory is None or (counted and not is_given):
+            return 0
+        return reserve_bytes(getattr(self.settings, name), is_given, memory)
+
+    def _bound_peer(self, request: PlacementRequest, primary_bytes: int) -> PlacementRequest:
+        """An emulated peer of no given size has the RAM that nothing else needs."""
+        assert request.peer is not None
+        others = sum(self.fixed.values()) + primary_bytes + self._locked_table_bytes()
+        memory = max(0, self.machine.host.available_bytes - others - self._headroom_bytes())
+        if self.settings.host_ram_limit_gib is not None:
+            limit = int(self.settings.host_ram_limit_gib * GIB)
+            memory = min(memory, max(0, limit - primary_bytes - self._locked_table_bytes()))
+        self.notes.append(
+            f"peer: emulated in {shown(memory)} of free RAM; --peer_memory_mib=N or --peer_slots=N "
+            "bound it"
+        )
+        peer = dataclasses.replace(request.peer, memory_bytes=memory)
+        return dataclasses.replace(request, peer=peer)
+
+    def _host_parts(self, placement: Placement) -> dict[str, int]:
+        """What is in RAM beside experts of the host tier."""
+        table = {"n-gram table": self._locked_table_bytes()}
+        if not self.emulated:
+            return table
+        arenas = {"primary arena": placement.primary_bytes, "peer arena": placement.peer_bytes}
+        return {**self.fixed, **arenas, **table}
+
+    def _locked_table_bytes(self) -> int:
+        return self.ngram_bytes if self.settings.ple_io == "ram" else 0
+
+    def _headroom_bytes(self) -> int:
+        return min(self.machine.host.total_bytes // _HEADROOM_SHARE, _HEADROOM_BYTES)
+
+    def _resident_bytes(self, placement: Placement, others: int) -> int:
+        """Expert bytes that stay in RAM: as given, but no more than there is."""
+        free = max(0, self.machine.host.available_bytes - others)
+        asked = self.settings.resident_budget_gib
+        if asked is None:
+            room, wanted = max(0, free - self._headroom_bytes()), placement.total_bytes(Tier.HOST)
+            if room < wanted:
+                self.notes.append(
+                    f"host tier: {shown(room)} of RAM are free for {shown(wanted)} of experts, the "
+                    "lowest ranked are read from the file; --resident_budget_gib=N decides how many"
+                )
+            return room
+        if asked * GIB > free:
+            self.notes.append(
+                f"--resident_budget_gib={asked:g}: {shown(free)} of RAM are free, that much is used"
+            )
+        return int(min(asked * GIB, free))
+
+    def _lock_bytes(self, placement: Placement, others: int) -> int:
+        """Bytes of host experts to page-lock: within the limits, as many as there are."""
+        host, limit = self.machine.host, self.settings.host_ram_limit_gib
+        if self.emulated and limit is None and not self.cache_is_on:
+            return 0  # nothing copies from there: the page cache may give way to others
+        bounds = [max(0, host.available_bytes - others)]
+        table = self._locked_table_bytes()
+        if limit is not None:
+            if limit * GIB > host.total_bytes:
+                self.notes.append(
+                    f"--host_ram_limit_gib={limit:g}: this machine has {shown(host.total_bytes)}"
+                )
+            arenas = placement.primary_bytes + placement.peer_bytes if self.emulated else 0
+            bounds.append(int(limit * GIB) - arenas - table)
+        if self.emulated and host.lockable_bytes is not None:
+            bounds.append(host.lockable_bytes - table)
+        return max(0, min(bounds))
+
+    def _advisor(self) -> Advisor:
+        return Advisor(self.settings, self.max_context, self._context_bytes, self.emulated)
+
+    def _workspace_bytes(self, context: int) -> int:
+        return workspace_bytes(self.config, self.steps, context, self.kv_per_token)
+
+    def _context_bytes(self, context: int) -> int:
+        """What depends on the context, of a context of so many tokens."""
+        return self.kv_per_token * context + self._workspace_bytes(context)
+
+    def _device_needs(self, request: PlacementRequest, placement: Placement) -> list[Need]:
+        needs = []
+        advice = self._advisor()
+        if request.primary is not None:
+            fixed = sum(self.fixed.values())
+            parts = {
+                **self.fixed,
+                "reserve": request.primary.reserved_bytes - fixed,
+                "experts": placement.primary_bytes,
+            }
+            needs.append(advice.primary(request, parts))
+            self._note_little_left(needs[-1])
+        if request.peer is not None:
+            workspace = peer_workspace_bytes(self.config, self.steps)
+            parts = {
+                "workspace": workspace,
+                "reserve": request.peer.reserved_bytes - workspace,
+                "experts": placement.peer_bytes,
+            }
+            needs.append(advice.peer(request, parts))
+        return needs
+
+    def _host_needs(self, host: dict[str, int], placement: Placement) -> list[Need]:
+        advice = self._advisor()
+        parts = {**host, "experts": placement.total_bytes(Tier.HOST)}
+        need = advice.host(parts, self.machine.host, placement)
+        if need.fits and need.have_bytes is not None and need.need_bytes > need.have_bytes:
+            self.notes.append(
+                f"host: {shown(need.need_bytes)} are needed and {shown(need.have_bytes)} free; kept as "
+                f"asked, the rest of {shown(self.machine.host.total_bytes)} must be given up by others"
+            )
+        needs = [need]
+        if self.settings.host_ram_limit_gib is not None:
+            copied = {name: host[name] for name in host if name not in self.fixed}
+            needs.append(advice.locked({**copied, "experts": placement.locked_bytes}))
+        return needs
+
+    def _note_little_left(self, need: Need) -> None:
+        """A count that was asked for may eat into the usual reserve, but not in silence."""
+        asked = self.settings.expert_cache
+        if asked and need.fits and need.have_bytes is not None and not need.parts["reserve"]:
+            left = need.have_bytes - need.need_bytes
+            usual = reserve_bytes(self.settings.vram_reserve_mib, False, need.have_bytes)
+            if left < usual:
+                self.notes.append(
+                    f"primary: {shown(left)} stay free, auto would leave {shown(usual)}; kept as "
+                    f"asked (--expert_cache={asked})"
+                )

@@ -1,0 +1,121 @@
+"""A process that answers like `strata_jax.cli.gate_worker`, without a model.
+
+`python fake_worker.py SCENARIO`: SCENARIO is a JSON object. Its "when" names flags and values that a
+request must have for its other keys to take effect; each of them is a fault or a way to behave. Nothing
+but the standard library is imported: the tests start many of these.
+"""
+
+import array
+import json
+import math
+import os
+import struct
+import sys
+import time
+from pathlib import Path
+
+VOCABULARY = 50
+VERSIONS = {"strata_jax": "0", "numpy": "0"}
+
+
+def answer(flags: dict[str, str], faults: dict) -> dict:
+    prompt = [int(token) for token in flags["prompt_ids"].split(",")]
+    count = int(flags["max_tokens"])
+    ids = [(7 * index + len(prompt)) % VOCABULARY for index in range(count)]
+    positions = len(prompt) + count - 1
+    rows = [
+        [float(row * VOCABULARY + column) for column in range(VOCABULARY)]
+        for row in range(positions)
+    ]
+    ids, rows = spoil(ids, rows, len(prompt), faults)
+    if not faults.get("no_logits"):
+        write_npy(Path(flags["logits_out"]), rows, faults.get("type", "f"))
+    return {
+        "ids": ids,
+        "text": None,
+        "finish_reason": faults.get("finish_reason", "length"),
+        "prompt_tokens": len(prompt) + faults.get("longer_prompt", 0),
+        "timings": {"load_s": 0.5},
+        "model": {"file": flags["model"], "hash": faults.get("hash", HASH)},
+        "versions": VERSIONS | faults.get("versions", {}),
+        "tiers": counters(flags) | faults.get("tiers", {}),
+        "ngram": {"mode": faults.get("mode", flags.get("ple_io", "direct"))},
+    }
+
+
+def spoil(ids: list[int], rows: list[list[float]], prompt_tokens: int, faults: dict):
+    if "wrong_id" in faults:
+        ids[faults["wrong_id"]] += 1
+    if "shorter" in faults:
+        ids, rows = ids[: -faults["shorter"]], rows[: -faults["shorter"]]
+    if "wrong_logit" in faults:
+        row, column = faults["wrong_logit"]
+        bits = struct.unpack("<I", struct.pack("<f", rows[row][column]))[0]
+        rows[row][column] = struct.unpack("<f", struct.pack("<I", bits + 1))[0]
+    if faults.get("all_nan"):
+        rows[prompt_tokens] = [math.nan] * VOCABULARY
+    if "width" in faults:
+        rows = [row[: faults["width"]] for row in rows]
+    return ids, rows
+
+
+def write_npy(path: Path, rows: list[list[float]], kind: str) -> None:
+    """Writes .npy version 1: a magic, the header's length, the header padded to 64, the values."""
+    shape = (len(rows), len(rows[0]))
+    descr = {"f": "<f4", "d": "<f8"}[kind]
+    header = repr({"descr": descr, "fortran_order": False, "shape": shape})
+    header += " " * (-(len(header) + 11) % 64) + "\n"
+    values = array.array(kind, [value for row in rows for value in row])
+    start = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header))
+    path.write_bytes(start + header.encode() + values.tobytes())
+
+
+def counters(flags: dict[str, str]) -> dict:
+    """Roughly what a small model's tiers would do."""
+    cache, peer = int(flags.get("expert_cache", 0)), "peer_device" in flags
+    moves = cache > 0 and flags.get("adapt_swaps") != "0"
+    full = cache >= 128
+    share = float(flags.get("pcie_frac", 0))
+    missed = 0 if full else 100
+    from_file = missed if flags.get("resident_budget_gib") == "0" else 0
+    return {
+        "entries_primary": 60 if cache else 0,
+        "entries_peer": 20 if peer else 0,
+        "entries_stream": int(missed * share),
+        "entries_host": missed - int(missed * share) - from_file,
+        "entries_file": from_file,
+        "swaps_primary": 3 if moves and not full else 0,
+        "swaps_peer": 2 if moves and peer else 0,
+    }
+
+
+def reply(flags: dict[str, str], faults: dict) -> dict:
+    if "code" in faults:
+        return {"code": faults["code"], "result": None, "lines": ["strata-jax: no such flag"]}
+    result = answer(flags, faults)
+    for key in faults.get("without", ()):
+        del result[key]
+    return {"code": 0, "result": result, "lines": ["note: fake"]}
+
+
+def serve(scenario: dict) -> None:
+    for number, line in enumerate(sys.stdin):
+        flags = dict(arg[2:].split("=", 1) for arg in json.loads(line)["args"])
+        meant = all(flags.get(name) == value for name, value in scenario.get("when", {}).items())
+        faults = scenario if meant and number >= scenario.get("from_request", 0) else {}
+        if "die" in faults:
+            sys.stderr.write("worker: out of luck\n")
+            sys.stderr.flush()
+            os._exit(faults["die"])
+        if "touch" in faults:
+            Path(faults["touch"]).touch()
+        time.sleep(faults.get("hang_s", 0))
+        said = faults["say"] if "say" in faults else json.dumps(reply(flags, faults))
+        sys.stdout.write(said + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    SCENARIO = json.loads(sys.argv[1])
+    HASH = SCENARIO["model_hash"]
+    serve(SCENARIO)
