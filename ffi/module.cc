@@ -118,6 +118,17 @@ class TiersHandle {
     return tiers_->Fill(first, count);
   }
 
+  int64_t Lock(const py::array_t<uint8_t, py::array::c_style>& wanted, int64_t first,
+               int64_t count) {
+    if (wanted.size() != tiers_->num_layers() * tiers_->num_experts()) {
+      throw std::invalid_argument("expert_tiers: an array of " + std::to_string(wanted.size()) +
+                                  " experts");
+    }
+    const uint8_t* marks = wanted.data();
+    const py::gil_scoped_release release;
+    return tiers_->Lock(marks, first, count);
+  }
+
   void StartAdapt(int64_t max_swaps, int64_t max_peer_swaps, float decay) {
     const py::gil_scoped_release release;
     tiers_->StartAdapt(max_swaps, max_peer_swaps, decay);
@@ -255,6 +266,7 @@ PYBIND11_MODULE(_native, module) {
       .def_property_readonly("slot", &TiersHandle::slot)
       .def("place", &TiersHandle::Place, py::arg("tiers"), py::arg("offsets"), py::arg("homes"))
       .def("fill", &TiersHandle::Fill, py::arg("first"), py::arg("count"))
+      .def("lock", &TiersHandle::Lock, py::arg("wanted"), py::arg("first"), py::arg("count"))
       .def("start_adapt", &TiersHandle::StartAdapt, py::arg("max_swaps"),
            py::arg("max_peer_swaps"), py::arg("decay"))
       .def("finish_adapt", &TiersHandle::FinishAdapt)

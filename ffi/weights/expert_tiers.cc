@@ -136,6 +136,21 @@ int64_t ExpertTiers::Fill(int64_t first, int64_t count) {
   return copied;
 }
 
+int64_t ExpertTiers::Lock(const uint8_t* wanted, int64_t first, int64_t count) const {
+  int64_t locked = 0;
+  for (int64_t i = first; i < std::min(first + count, num_layers_ * num_experts_); ++i) {
+    if (!wanted[i]) continue;
+    const Layer& l = layers_[i / num_experts_];
+    const ExpertBytes home = Home(i / num_experts_, i % num_experts_);
+    if (mlock(home.gate, l.gate_bytes) != 0 || mlock(home.up, l.up_bytes) != 0 ||
+        mlock(home.down, l.down_bytes) != 0) {
+      return locked;
+    }
+    locked += l.gate_bytes + l.up_bytes + l.down_bytes;
+  }
+  return locked;
+}
+
 Residence ExpertTiers::Find(int64_t layer, int64_t expert) const {
   const uint64_t word = words_[layer * num_experts_ + expert].load();
   return {TierOf(word), static_cast<int64_t>(word & kOffsetMask)};

@@ -98,6 +98,10 @@ class ExpertTiers {
   // words name their slots afterwards.
   int64_t Fill(int64_t first, int64_t count);
 
+  // Page-locks the file's bytes of experts [first, first + count) that `wanted` marks; returns the bytes locked.
+  // Stops at the first refusal of the system (RLIMIT_MEMLOCK), which the caller sees by the sum.
+  int64_t Lock(const uint8_t* wanted, int64_t first, int64_t count) const;
+
   // Holds the layer's words still for as long as it lives.
   class Reader {
    public:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from strata_jax import _native
 from strata_jax.config import TierSettings
@@ -10,6 +11,8 @@ from strata_jax.weights.experts import AdaptSettings, ExpertTiers, shares
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.plan import make_plan
 from strata_jax.weights.profile import learned, load_profile, routed_model
+from strata_jax.weights.routing import RoutingWriter
+from strata_jax.weights.read_ahead import read_ahead
 from strata_jax.weights.tier_needs import TierPlan
 from strata_jax.weights.tier_plan import Machine, plan_tiers
 
@@ -26,6 +29,7 @@ class EngineTiers:
         self._pack = pack
         self._settings = settings
         self._saved_at = time.monotonic()
+        self._routing: RoutingWriter | None = None
 
     @classmethod
     def open(
@@ -48,6 +52,7 @@ class EngineTiers:
         sizes = make_plan(pack, max_context)
         plan = plan_tiers(pack, sizes, settings, machine, steps=steps, profile=profile)
         plan.check()
+        read_ahead(pack, machine.host.available_bytes * 3 // 4, report)
         peer_swaps = settings.peer_adapt_swaps
         adapt = AdaptSettings(
             every=settings.adapt_every,
@@ -78,8 +83,16 @@ class EngineTiers:
         hit_rate = None if parts is None else parts["primary"] + parts["peer"]
         return {**counts, "shares": parts, "hit_rate": hit_rate}
 
-    def save_if_due(self) -> None:
-        """Writes the learned profile every ten minutes, where one was asked for."""
+    def write_routing(self, path: Path) -> None:
+        """Writes the routed ids of every step from now on; see `weights/routing.py`."""
+        self._routing = RoutingWriter(path, routed_model(self._pack))
+        self.experts.record_routing(True)
+
+    def after_step(self) -> None:
+        """Writes what is due: routed ids, and the learned profile every ten minutes."""
+        if self._routing is not None:
+            for layer, ids in self.experts.take_routing():
+                self._routing.add(layer, ids)
         if time.monotonic() - self._saved_at >= SAVE_EVERY_S:
             self.save()
 
@@ -100,5 +113,8 @@ class EngineTiers:
 
     def close(self) -> None:
         """Saves the profile and stops the workers."""
+        self.after_step()
+        if self._routing is not None:
+            self._routing.close()
         self.save()
         self.experts.close()

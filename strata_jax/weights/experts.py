@@ -1,6 +1,7 @@
 """Python's hold on the native expert tiers: placed, filled, adapting between windows, counted."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Self
 
@@ -71,6 +72,7 @@ class ExpertTiers:
             raise StrataError(str(error)) from None
         native.place(placement.tiers, placement.slots, _homes(placement, ram_is_short))
         _fill(native, placement, report)
+        _lock(native, placement, report)
         return cls(native, adapt)
 
     @property
@@ -147,6 +149,25 @@ def _fill(
     for first in range(0, count, step):
         done += native.fill(first, step)
         report(f"filling expert slots: {done / 2**20:.0f} of {total / 2**20:.0f} MiB")
+
+
+def _lock(
+    native: _native.ExpertTiers, placement: Placement, report: Callable[[str], None]
+) -> None:
+    wanted = placement.locked_bytes
+    if wanted == 0:
+        return
+    marks = np.ascontiguousarray(placement.locked, np.uint8)
+    start, locked = time.monotonic(), 0
+    step = max(1, placement.tiers.size * _FILL_BYTES // max(placement.total_bytes(Tier.HOST), 1))
+    for first in range(0, placement.tiers.size, step):
+        locked += native.lock(marks, first, step)
+        report(f"locking host experts: {locked / 2**20:.0f} of {wanted / 2**20:.0f} MiB")
+    took = time.monotonic() - start
+    line = f"host tier: {locked / 2**20:.1f} MiB page-locked in {took:.1f} s"
+    if locked < wanted:
+        line += f" of {wanted / 2**20:.1f} wanted; ulimit -l raises the system's limit"
+    report(line)
 
 
 def shares(counters: dict[str, int]) -> dict[str, float] | None:
