@@ -2,12 +2,14 @@
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <stdexcept>
 
 #include "common/panel.h"
 #include "common/thread_pool.h"
 #include "ops/handlers.h"
+#include "weights/expert_tiers.h"
 #include "weights/weight_store.h"
 
 namespace strata {
@@ -57,6 +59,7 @@ class StoreHandle {
   ~StoreHandle() { Close(); }
 
   int64_t slot() const { return slot_; }
+  const std::shared_ptr<WeightStore>& store() const { return store_; }
 
   void Put(int64_t role, int64_t layer, int64_t type, int64_t count, int64_t rows, int64_t cols,
            int64_t stride, uintptr_t address, int64_t num_bytes) {
@@ -82,6 +85,107 @@ class StoreHandle {
  private:
   std::shared_ptr<WeightStore> store_;
   int64_t slot_ = -1;
+};
+
+// Python's hold on an ExpertTiers and its slot. Arrays are [layers, experts].
+class TiersHandle {
+ public:
+  TiersHandle(const StoreHandle& store, const std::array<int64_t, 3>& roles, int64_t num_layers,
+              int64_t primary_bytes, int64_t peer_bytes, int peer_threads, int host_threads,
+              double stream_share)
+      : tiers_(std::make_shared<ExpertTiers>(
+            store.store(), roles, num_layers,
+            TierOptions{primary_bytes, peer_bytes, peer_threads, host_threads, stream_share})),
+        slot_(AddTiers(tiers_)) {}
+  ~TiersHandle() { Close(); }
+
+  int64_t slot() const { return slot_; }
+
+  void Place(const py::array_t<uint8_t, py::array::c_style>& tiers,
+             const py::array_t<int64_t, py::array::c_style>& offsets,
+             const py::array_t<uint8_t, py::array::c_style>& homes) {
+    const int64_t pairs = tiers_->num_layers() * tiers_->num_experts();
+    if (tiers.size() != pairs || offsets.size() != pairs || homes.size() != pairs) {
+      throw std::invalid_argument("expert_tiers: arrays of " + std::to_string(tiers.size()) +
+                                  " experts, expected " + std::to_string(pairs));
+    }
+    const std::string error = tiers_->Place(tiers.data(), offsets.data(), homes.data());
+    if (!error.empty()) throw std::invalid_argument("expert_tiers: " + error);
+  }
+
+  int64_t Fill(int64_t first, int64_t count) {
+    const py::gil_scoped_release release;
+    return tiers_->Fill(first, count);
+  }
+
+  int64_t Lock(const py::array_t<uint8_t, py::array::c_style>& wanted, int64_t first,
+               int64_t count) {
+    if (wanted.size() != tiers_->num_layers() * tiers_->num_experts()) {
+      throw std::invalid_argument("expert_tiers: an array of " + std::to_string(wanted.size()) +
+                                  " experts");
+    }
+    const uint8_t* marks = wanted.data();
+    const py::gil_scoped_release release;
+    return tiers_->Lock(marks, first, count);
+  }
+
+  void StartAdapt(int64_t max_swaps, int64_t max_peer_swaps, float decay) {
+    const py::gil_scoped_release release;
+    tiers_->StartAdapt(max_swaps, max_peer_swaps, decay);
+  }
+
+  void FinishAdapt() {
+    const py::gil_scoped_release release;
+    tiers_->FinishAdapt();
+  }
+
+  std::vector<std::string> Audit() {
+    const py::gil_scoped_release release;
+    return tiers_->Audit();
+  }
+
+  py::array_t<uint8_t> Tiers() const { return Shaped<uint8_t>(tiers_->Tiers()); }
+  py::array_t<float> Usage() const { return Shaped<float>(tiers_->Usage()); }
+
+  void SetRecording(bool on) { tiers_->SetRecording(on); }
+
+  py::array_t<int32_t> TakeRecords() {
+    const std::vector<int32_t> records = tiers_->TakeRecords();
+    return py::array_t<int32_t>(static_cast<py::ssize_t>(records.size()), records.data());
+  }
+
+  py::dict Counters() const {
+    const TierCounters& c = tiers_->counters();
+    py::dict counters;
+    counters["entries_primary"] = c.entries_primary.load();
+    counters["entries_peer"] = c.entries_peer.load();
+    counters["entries_stream"] = c.entries_stream.load();
+    counters["entries_host"] = c.entries_host.load();
+    counters["entries_file"] = c.entries_file.load();
+    counters["bytes_swapped"] = c.bytes_swapped.load();
+    counters["bytes_streamed"] = c.bytes_streamed.load();
+    counters["bytes_read"] = c.bytes_read.load();
+    counters["swaps_primary"] = c.swaps_primary.load();
+    counters["swaps_peer"] = c.swaps_peer.load();
+    counters["waits_us"] = c.waits_us.load();
+    return counters;
+  }
+
+  void Close() {
+    if (slot_ >= 0) RemoveTiers(slot_);
+    slot_ = -1;
+  }
+
+ private:
+  template <typename T>
+  py::array_t<T> Shaped(const std::vector<T>& values) const {
+    py::array_t<T> array({tiers_->num_layers(), tiers_->num_experts()});
+    std::copy(values.begin(), values.end(), array.mutable_data());
+    return array;
+  }
+
+  std::shared_ptr<ExpertTiers> tiers_;
+  int64_t slot_;
 };
 
 // One unpacker by name over whole rows, for tests: codes, d, m, k, n.
@@ -153,6 +257,26 @@ PYBIND11_MODULE(_native, module) {
            py::arg("count"), py::arg("rows"), py::arg("cols"), py::arg("stride"), py::arg("address"),
            py::arg("num_bytes"))
       .def("close", &StoreHandle::Close);
+  py::class_<TiersHandle>(module, "ExpertTiers")
+      .def(py::init<const StoreHandle&, const std::array<int64_t, 3>&, int64_t, int64_t, int64_t,
+                    int, int, double>(),
+           py::arg("store"), py::arg("roles"), py::arg("num_layers"), py::arg("primary_bytes"),
+           py::arg("peer_bytes"), py::arg("peer_threads"), py::arg("host_threads"),
+           py::arg("stream_share"))
+      .def_property_readonly("slot", &TiersHandle::slot)
+      .def("place", &TiersHandle::Place, py::arg("tiers"), py::arg("offsets"), py::arg("homes"))
+      .def("fill", &TiersHandle::Fill, py::arg("first"), py::arg("count"))
+      .def("lock", &TiersHandle::Lock, py::arg("wanted"), py::arg("first"), py::arg("count"))
+      .def("start_adapt", &TiersHandle::StartAdapt, py::arg("max_swaps"),
+           py::arg("max_peer_swaps"), py::arg("decay"))
+      .def("finish_adapt", &TiersHandle::FinishAdapt)
+      .def("audit", &TiersHandle::Audit)
+      .def("tiers", &TiersHandle::Tiers)
+      .def("usage", &TiersHandle::Usage)
+      .def("set_recording", &TiersHandle::SetRecording, py::arg("on"))
+      .def("take_records", &TiersHandle::TakeRecords)
+      .def("counters", &TiersHandle::Counters)
+      .def("close", &TiersHandle::Close);
 }
 
 }  // namespace strata

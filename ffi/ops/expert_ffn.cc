@@ -1,9 +1,11 @@
 #include "ops/expert_ffn.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "common/products.h"
@@ -12,40 +14,55 @@
 namespace strata {
 namespace {
 
+constexpr int64_t kRowsAtOnce = 64;  // bounds the stack buffers of a gate/up panel
+constexpr int64_t kStreamSlots = 16;  // staging slots of the streamed share
+constexpr std::chrono::milliseconds kTierTimeout{60000};
+
 // Rows that share one set of matrices: entries [begin, end) of the sorted order.
 struct Group {
   const FfnMatrices* matrices;
+  ExpertBytes bytes;
   int64_t expert;
   int64_t begin;
   int64_t end;
+  int64_t first_entry;  // of the router's order: when this expert was first asked for
 };
 
-// Everything a call needs beside its arguments; kept from call to call.
+// Everything a call needs beside its arguments; kept from call to call. Owned jointly with the tier workers'
+// jobs, so that a worker which misses its time-out never writes to freed memory.
 struct Workspace {
-  std::vector<Group> groups;
-  std::vector<int64_t> first_job;   // of each group, and the total
-  std::vector<int32_t> token_of;    // [entries] sorted by expert; the shared expert's rows last
-  std::vector<int32_t> place_of;    // [T * A] entry -> place in the sorted order
+  std::vector<Group> groups;          // of the routed experts by id, then the shared expert
+  std::vector<Group> primary, peer, host, file;
+  std::vector<int32_t> token_of;      // [entries] sorted by expert; the shared expert's rows last
+  std::vector<int32_t> place_of;      // [T * A] entry -> place in the sorted order
   std::vector<int32_t> identity;
-  std::vector<float> hidden;        // [entries, F]
-  std::vector<float> rows;          // [entries, D]
+  std::vector<float> hidden;          // [entries, F]
+  std::vector<float> rows;            // [entries, D]
+  std::vector<std::vector<uint8_t>> staging;  // copies of streamed and file-tier experts
   QuantizedRows inputs;
   QuantizedRows hidden_rows;
+  FfnMatrices routed, shared;
+  int64_t hidden_width;
+  int64_t width;
 };
-
-constexpr int64_t kRowsAtOnce = 64;  // bounds the stack buffers of a gate/up panel
 
 void SortByExpert(const ExpertFfnArgs& args, Workspace& work) {
   const int64_t entries = args.num_live * args.num_active;
   const int64_t num_experts = args.routed.gate->count;
   std::vector<int64_t> next(num_experts + 1, 0);
-  for (int64_t e = 0; e < entries; ++e) ++next[args.ids[e] + 1];
+  std::vector<int64_t> first_entry(num_experts, entries);
+  for (int64_t e = 0; e < entries; ++e) {
+    ++next[args.ids[e] + 1];
+    first_entry[args.ids[e]] = std::min(first_entry[args.ids[e]], e);
+  }
   std::partial_sum(next.begin(), next.end(), next.begin());
   work.groups.clear();
   for (int64_t e = 0; e < num_experts; ++e) {
-    if (next[e + 1] > next[e]) work.groups.push_back({&args.routed, e, next[e], next[e + 1]});
+    if (next[e + 1] == next[e]) continue;
+    const ExpertBytes home = {args.routed.gate->Row(e, 0), args.routed.up->Row(e, 0),
+                              args.routed.down->Row(e, 0)};
+    work.groups.push_back({&work.routed, home, e, next[e], next[e + 1], first_entry[e]});
   }
-  work.groups.push_back({&args.shared, 0, entries, entries + args.num_live});
   work.token_of.resize(entries + args.num_live);
   work.place_of.resize(entries);
   for (int64_t e = 0; e < entries; ++e) {
@@ -54,28 +71,84 @@ void SortByExpert(const ExpertFfnArgs& args, Workspace& work) {
     work.token_of[place] = static_cast<int32_t>(e / args.num_active);
   }
   std::iota(work.token_of.begin() + entries, work.token_of.end(), 0);
-  const size_t before = work.identity.size();
-  if (before < work.token_of.size()) {
+  if (work.identity.size() < work.token_of.size()) {
     work.identity.resize(work.token_of.size());
     std::iota(work.identity.begin(), work.identity.end(), 0);
   }
 }
 
-// Runs body(group, panel) for every panel of every group, `rows` telling a group's number of weight rows.
-void ForEachPanel(Workspace& work, const std::function<int64_t(const Group&)>& rows,
-                  const std::function<void(const Group&, int64_t)>& body) {
-  work.first_job.assign(1, 0);
-  for (const Group& group : work.groups) {
-    work.first_job.push_back(work.first_job.back() + NumPanels(rows(group)));
+uint8_t* Staging(Workspace& work, size_t index, int64_t size) {
+  if (work.staging.size() <= index) work.staging.resize(index + 1);
+  if (static_cast<int64_t>(work.staging[index].size()) < size) work.staging[index].resize(size);
+  return work.staging[index].data();
+}
+
+// The last misses in the router's order up to the streamed share become the primary's, through a copy.
+void StreamShare(ExpertTiers& tiers, int64_t layer, Workspace& work) {
+  const double share = tiers.options().stream_share;
+  const auto misses = static_cast<int64_t>(work.host.size());
+  const int64_t count =
+      std::min<int64_t>(static_cast<int64_t>(static_cast<double>(misses) * share), kStreamSlots);
+  if (count == 0) return;
+  std::stable_sort(work.host.begin(), work.host.end(),
+                   [](const Group& a, const Group& b) { return a.first_entry < b.first_entry; });
+  for (int64_t i = 0; i < count; ++i) {
+    Group group = work.host.back();
+    work.host.pop_back();
+    group.bytes =
+        tiers.CopyTo(layer, group.expert, Staging(work, i, tiers.ExpertSize(layer)));
+    tiers.counters().entries_host -= group.end - group.begin;
+    tiers.counters().entries_stream += group.end - group.begin;
+    tiers.counters().bytes_streamed += tiers.ExpertSize(layer);
+    work.primary.push_back(group);
   }
-  ThreadPool::Global().Run(work.first_job.back(), [&](int64_t job) {
-    const auto after = std::upper_bound(work.first_job.begin(), work.first_job.end(), job);
-    const int64_t g = after - work.first_job.begin() - 1;
-    body(work.groups[g], job - work.first_job[g]);
+}
+
+// Splits the groups among the tiers: disjoint and complete, each expert where its word says.
+void PlanTiers(ExpertTiers& tiers, int64_t layer, Workspace& work) {
+  TierCounters& counters = tiers.counters();
+  for (Group group : work.groups) {
+    const int64_t entries = group.end - group.begin;
+    tiers.Count(layer, group.expert, entries);
+    const Residence residence = tiers.Find(layer, group.expert);
+    switch (residence.tier) {
+      case Tier::kPrimary:
+        group.bytes = tiers.InSlot(layer, residence);
+        counters.entries_primary += entries;
+        work.primary.push_back(group);
+        break;
+      case Tier::kPeer:
+        group.bytes = tiers.InSlot(layer, residence);
+        counters.entries_peer += entries;
+        work.peer.push_back(group);
+        break;
+      case Tier::kHost:
+        counters.entries_host += entries;
+        work.host.push_back(group);
+        break;
+      case Tier::kFile:
+        counters.entries_file += entries;
+        work.file.push_back(group);
+        break;
+    }
+  }
+  StreamShare(tiers, layer, work);
+}
+
+// Runs body(group, panel) for every panel of every group, `rows` telling a group's number of weight rows.
+void ForEachPanel(ThreadPool& pool, std::span<const Group> groups,
+                  const std::function<int64_t(const Group&)>& rows,
+                  const std::function<void(const Group&, int64_t)>& body) {
+  std::vector<int64_t> first_job(1, 0);
+  for (const Group& group : groups) first_job.push_back(first_job.back() + NumPanels(rows(group)));
+  pool.Run(first_job.back(), [&](int64_t job) {
+    const auto after = std::upper_bound(first_job.begin(), first_job.end(), job);
+    const int64_t g = after - first_job.begin() - 1;
+    body(groups[g], job - first_job[g]);
   });
 }
 
-void GateUpPanel(const Group& group, int64_t panel, int64_t stride, Workspace& work) {
+void GateUpPanel(const Group& group, int64_t panel, Workspace& work) {
   alignas(64) float gate[kRowsAtOnce * kPanelRows];
   alignas(64) float up[kRowsAtOnce * kPanelRows];
   const FfnMatrices& m = *group.matrices;
@@ -84,62 +157,51 @@ void GateUpPanel(const Group& group, int64_t panel, int64_t stride, Workspace& w
   for (int64_t begin = group.begin; begin < group.end; begin += kRowsAtOnce) {
     const int64_t count = std::min(kRowsAtOnce, group.end - begin);
     const Activations x = work.inputs.View(work.token_of.data() + begin);
-    MultiplyPanel(*m.gate, group.expert, first, x, count, gate, kPanelRows);
-    MultiplyPanel(*m.up, group.expert, first, x, count, up, kPanelRows);
+    MultiplyPanel(*m.gate, group.bytes.gate, first, x, count, gate, kPanelRows);
+    MultiplyPanel(*m.up, group.bytes.up, first, x, count, up, kPanelRows);
     for (int64_t i = 0; i < count; ++i) {
       ActiveKernels().silu_mul(gate + i * kPanelRows, up + i * kPanelRows, columns,
-                               work.hidden.data() + (begin + i) * stride + first);
+                               work.hidden.data() + (begin + i) * work.hidden_width + first);
     }
   }
 }
 
-bool Quantised(const Matrix* matrix) { return matrix->type->form != Form::kFloat; }
-
-}  // namespace
-
-void ExpertFfn(const ExpertFfnArgs& args) {
-  thread_local Workspace shared_work;
-  Workspace& work = shared_work;  // the pool's threads must see this thread's
-  ThreadPool& pool = ThreadPool::Global();
-  SortByExpert(args, work);
-  const int64_t entries = static_cast<int64_t>(work.token_of.size());
-  // Both families of hidden rows lie at one stride, so that one quantiser serves them.
-  const int64_t hidden_width = std::max(args.routed.gate->rows, args.shared.gate->rows);
-  if (static_cast<int64_t>(work.hidden.size()) < entries * hidden_width) {
-    work.hidden.resize(entries * hidden_width);
-  }
-  if (static_cast<int64_t>(work.rows.size()) < entries * args.width) {
-    work.rows.resize(entries * args.width);
-  }
-  work.inputs.Reset(args.x, args.num_live, args.width,
-                    Quantised(args.routed.gate) || Quantised(args.routed.up) ||
-                        Quantised(args.shared.gate) || Quantised(args.shared.up));
-  if (work.inputs.quantised()) {
-    for (int64_t t = 0; t < args.num_live; ++t) work.inputs.QuantizeRow(t);
-  }
+// One tier's groups from activations to rows. Groups write disjoint rows, so tiers may run side by side.
+void RunGroups(ThreadPool& pool, std::span<const Group> groups, Workspace& work) {
+  if (groups.empty()) return;
   ForEachPanel(
-      work, [](const Group& group) { return group.matrices->gate->rows; },
-      [&](const Group& group, int64_t panel) { GateUpPanel(group, panel, hidden_width, work); });
-  work.hidden_rows.Reset(work.hidden.data(), entries, hidden_width,
-                         Quantised(args.routed.down) || Quantised(args.shared.down));
+      pool, groups, [](const Group& group) { return group.matrices->gate->rows; },
+      [&](const Group& group, int64_t panel) { GateUpPanel(group, panel, work); });
   if (work.hidden_rows.quantised()) {
-    constexpr int64_t kRows = 16;  // a job of a single row would cost more to hand out than to do
-    pool.Run((entries + kRows - 1) / kRows, [&](int64_t job) {
-      for (int64_t i = job * kRows; i < std::min(entries, (job + 1) * kRows); ++i) {
-        work.hidden_rows.QuantizeRow(i);
-      }
+    // A job of a single row would cost more to hand out than to do.
+    pool.Run(static_cast<int64_t>(groups.size()), [&](int64_t g) {
+      for (int64_t i = groups[g].begin; i < groups[g].end; ++i) work.hidden_rows.QuantizeRow(i);
     });
   }
   ForEachPanel(
-      work, [](const Group& group) { return group.matrices->down->rows; },
+      pool, groups, [](const Group& group) { return group.matrices->down->rows; },
       [&](const Group& group, int64_t panel) {
         const Activations h = work.hidden_rows.View(work.identity.data() + group.begin);
-        MultiplyPanel(*group.matrices->down, group.expert, panel * kPanelRows, h,
+        MultiplyPanel(*group.matrices->down, group.bytes.down, panel * kPanelRows, h,
                       group.end - group.begin,
-                      work.rows.data() + group.begin * args.width + panel * kPanelRows, args.width);
+                      work.rows.data() + group.begin * work.width + panel * kPanelRows, work.width);
       });
+}
+
+// File-tier experts are read into memory one after the other, and their pages given back.
+void RunFileGroups(ExpertTiers& tiers, int64_t layer, Workspace& work) {
+  for (Group& group : work.file) {
+    group.bytes = tiers.CopyTo(layer, group.expert,
+                               Staging(work, kStreamSlots, tiers.ExpertSize(layer)));
+    tiers.Forget(layer, group.expert);
+    tiers.counters().bytes_read += tiers.ExpertSize(layer);
+    RunGroups(ThreadPool::Global(), {&group, 1}, work);
+  }
+}
+
+void Combine(const ExpertFfnArgs& args, const Workspace& work) {
   const int64_t routed = args.num_live * args.num_active;
-  const auto combine = [&](int64_t t) {
+  ThreadPool::Global().Run(args.num_live, [&](int64_t t) {
     float* y = args.y + t * args.width;
     std::memset(y, 0, args.width * sizeof(float));
     for (int64_t a = 0; a < args.num_active; ++a) {
@@ -149,10 +211,97 @@ void ExpertFfn(const ExpertFfnArgs& args) {
     }
     ActiveKernels().accumulate(args.shared_weights[t], work.rows.data() + (routed + t) * args.width,
                                args.width, y);
-  };
-  pool.Run(args.num_live, combine);
+  });
   std::memset(args.y + args.num_live * args.width, 0,
               (args.num_rows - args.num_live) * args.width * sizeof(float));
+}
+
+bool Quantised(const Matrix* matrix) { return matrix->type->form != Form::kFloat; }
+
+void MakeRoom(const ExpertFfnArgs& args, Workspace& work) {
+  const auto entries = static_cast<int64_t>(work.token_of.size());
+  // Both families of hidden rows lie at one stride, so that one quantiser serves them.
+  work.hidden_width = std::max(args.routed.gate->rows, args.shared.gate->rows);
+  work.width = args.width;
+  const auto grow = [](std::vector<float>& buffer, int64_t size) {
+    if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(size);
+  };
+  grow(work.hidden, entries * work.hidden_width);
+  grow(work.rows, entries * args.width);
+  work.inputs.Reset(args.x, args.num_live, args.width,
+                    Quantised(args.routed.gate) || Quantised(args.routed.up) ||
+                        Quantised(args.shared.gate) || Quantised(args.shared.up));
+  work.hidden_rows.Reset(work.hidden.data(), entries, work.hidden_width,
+                         Quantised(args.routed.down) || Quantised(args.shared.down));
+  if (work.inputs.quantised()) {
+    for (int64_t t = 0; t < args.num_live; ++t) work.inputs.QuantizeRow(t);
+  }
+}
+
+// Waits for a worker and counts the time; false if it did not answer.
+bool Join(TierWorker* worker, bool launched, ExpertTiers& tiers) {
+  if (!launched) return true;
+  const auto start = std::chrono::steady_clock::now();
+  const bool done = worker->Finish(kTierTimeout);
+  const auto waited = std::chrono::steady_clock::now() - start;
+  tiers.counters().waits_us +=
+      std::chrono::duration_cast<std::chrono::microseconds>(waited).count();
+  return done;
+}
+
+std::string RunTiers(const ExpertFfnArgs& args, const std::shared_ptr<Workspace>& work) {
+  ExpertTiers& tiers = *args.tiers;
+  TierWorker* peer = tiers.peer();
+  TierWorker* host = tiers.host();
+  const bool on_peer = !work->peer.empty();
+  const bool on_host = host != nullptr && !work->host.empty();
+  if (on_peer) peer->Launch([work](ThreadPool& pool) { RunGroups(pool, work->peer, *work); });
+  if (on_host) host->Launch([work](ThreadPool& pool) { RunGroups(pool, work->host, *work); });
+  if (!on_host) work->primary.insert(work->primary.end(), work->host.begin(), work->host.end());
+  RunGroups(ThreadPool::Global(), work->primary, *work);
+  RunFileGroups(tiers, args.layer, *work);
+  if (args.layer + 1 < tiers.num_layers()) tiers.ReadAhead(args.layer + 1, args.num_active);
+  const bool peer_done = Join(peer, on_peer, tiers);
+  const bool host_done = Join(host, on_host, tiers);
+  if (peer_done && host_done) return "";
+  tiers.failed = true;
+  return std::string(peer_done ? "the host's workers" : "the peer") + " did not answer within " +
+         std::to_string(kTierTimeout.count() / 1000) + " s";
+}
+
+}  // namespace
+
+std::string ExpertFfn(const ExpertFfnArgs& args) {
+  thread_local std::shared_ptr<Workspace> held = std::make_shared<Workspace>();
+  const std::shared_ptr<Workspace> work = held;  // the pool's threads must see this thread's
+  if (args.tiers != nullptr && args.tiers->failed) {
+    return "a tier did not answer earlier; start the program again";
+  }
+  work->routed = args.routed;
+  work->shared = args.shared;
+  SortByExpert(args, *work);
+  MakeRoom(args, *work);
+  const int64_t routed = args.num_live * args.num_active;
+  const Group shared = {&work->shared,
+                        {args.shared.gate->bytes, args.shared.up->bytes, args.shared.down->bytes},
+                        0, routed, routed + args.num_live, routed};
+  if (args.tiers == nullptr) {
+    work->groups.push_back(shared);
+    RunGroups(ThreadPool::Global(), work->groups, *work);
+  } else {
+    const ExpertTiers::Reader reader(*args.tiers, args.layer);
+    for (auto* groups : {&work->primary, &work->peer, &work->host, &work->file}) groups->clear();
+    args.tiers->Record(args.layer, args.ids, args.num_live, args.num_active);
+    PlanTiers(*args.tiers, args.layer, *work);
+    work->primary.push_back(shared);
+    const std::string error = RunTiers(args, work);
+    if (!error.empty()) {
+      held = std::make_shared<Workspace>();  // the late worker keeps the old one
+      return error;
+    }
+  }
+  Combine(args, *work);
+  return "";
 }
 
 }  // namespace strata

@@ -20,7 +20,7 @@ bool Fits(const FfnMatrices& m, int64_t width) {
 ffi::Error Handle(ffi::BufferR2<ffi::F32> x, ffi::BufferR2<ffi::S32> ids,
                   ffi::BufferR2<ffi::F32> weights, ffi::BufferR1<ffi::F32> shared_weights,
                   ffi::BufferR0<ffi::S32> live, ffi::ResultBufferR2<ffi::F32> y, int64_t store,
-                  int64_t layer, ffi::Span<const int64_t> roles) {
+                  int64_t tiers, int64_t layer, ffi::Span<const int64_t> roles) {
   const FloatMode mode;
   const auto held = FindStore(store);
   STRATA_CHECK_ARG("expert_ffn", held != nullptr, "store " + std::to_string(store) + " is closed");
@@ -56,7 +56,17 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> x, ffi::BufferR2<ffi::S32> ids,
                          std::to_string(args.ids[e]) + ", outside [0, " +
                          std::to_string(args.routed.gate->count) + ")");
   }
-  ExpertFfn(args);
+  const auto held_tiers = tiers < 0 ? nullptr : FindTiers(tiers);
+  STRATA_CHECK_ARG("expert_ffn", tiers < 0 || held_tiers != nullptr,
+                   "tiers " + std::to_string(tiers) + " are closed");
+  STRATA_CHECK_ARG("expert_ffn",
+                   held_tiers == nullptr || (layer < held_tiers->num_layers() &&
+                                             held_tiers->num_experts() == args.routed.gate->count),
+                   "the tiers have no layer " + std::to_string(layer));
+  args.layer = layer;
+  args.tiers = held_tiers.get();
+  const std::string error = ExpertFfn(args);
+  if (!error.empty()) return ffi::Error::Internal("expert_ffn: " + error);
   return ffi::Error::Success();
 }
 
@@ -71,6 +81,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ExpertFfnFfi, Handle,
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // live
                                   .Ret<ffi::BufferR2<ffi::F32>>()  // y
                                   .Attr<int64_t>("store")
+                                  .Attr<int64_t>("tiers")
                                   .Attr<int64_t>("layer")
                                   .Attr<ffi::Span<const int64_t>>("roles"));
 

@@ -92,10 +92,11 @@ void HyperRead(const HyperReadArgs& a) {
   pool.Run(down_panels + (a.inject != nullptr ? NumPanels(J) : 0), [&](int64_t panel) {
     const int64_t first = panel * kPanelRows;
     if (panel < down_panels) {
-      MultiplyPanel(*a.down, 0, first, normed, a.num_live, work.mixed.data() + first, rank);
+      MultiplyPanel(*a.down, a.down->bytes, first, normed, a.num_live, work.mixed.data() + first, rank);
     } else {
       const int64_t column = first - down_panels * kPanelRows;
-      MultiplyPanel(*a.inject, 0, column, normed, a.num_live, work.inject.data() + column, J);
+      MultiplyPanel(*a.inject, a.inject->bytes, column, normed, a.num_live,
+                    work.inject.data() + column, J);
     }
   });
   work.mixed_rows.Reset(work.mixed.data(), a.num_live, rank, Quantised(a.up));
@@ -108,7 +109,7 @@ void HyperRead(const HyperReadArgs& a) {
     }
   }
   pool.Run(NumPanels(wide), [&](int64_t panel) {
-    MultiplyPanel(*a.up, 0, panel * kPanelRows, work.mixed_rows.View(), a.num_live,
+    MultiplyPanel(*a.up, a.up->bytes, panel * kPanelRows, work.mixed_rows.View(), a.num_live,
                   work.gates.data() + panel * kPanelRows, wide);
   });
   pool.Run(a.num_live, [&](int64_t t) {

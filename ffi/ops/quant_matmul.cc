@@ -37,8 +37,8 @@ void QuantMatmul(const QuantMatmulArgs& args) {
       const int64_t count = NumPanels(matrix->rows);
       if (panel < count) {
         const int64_t first = panel * kPanelRows;
-        return MultiplyPanel(*matrix, 0, first, x, args.num_live, args.y + column + first,
-                             num_columns);
+        return MultiplyPanel(*matrix, matrix->bytes, first, x, args.num_live,
+                             args.y + column + first, num_columns);
       }
       panel -= count;
       column += matrix->rows;

@@ -36,6 +36,11 @@ class Generation(Protocol):
         ...
 
     @property
+    def tier_counters(self) -> "dict[str, object]":
+        """What each tier did for it."""
+        ...
+
+    @property
     def logits(self) -> "np.ndarray | None":
         """float32 [positions, V], if they were asked for."""
         ...

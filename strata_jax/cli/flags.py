@@ -124,6 +124,23 @@ def define_engine(values: flags.FlagValues) -> None:
         "rows of a decoding window; the engine's choice if not given",
         lower=1,
     )
+    define_number(
+        values,
+        "spec",
+        int,
+        "most live rows of a window that reads known text; all of them if not given",
+        lower=1,
+    )
+    define_number(
+        values,
+        "indexer_budget",
+        int,
+        "tokens that sparse attention selects, a multiple of the file's block; the file's if not given",
+        lower=1,
+    )
+    flags.DEFINE_string(
+        "routing_out", None, "file for the routed ids of every step", flag_values=values
+    )
     flags.DEFINE_string(
         "compile_cache",
         None,

@@ -8,6 +8,7 @@ from absl import flags
 
 from strata_jax.cli import flags as cli_flags
 from strata_jax.cli.context import Context, Generation
+from strata_jax.cli.tier_flags import define_tiers
 from strata_jax.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def define(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     cli_flags.define_engine(values)
+    define_tiers(values)
 
 
 def _define_prompt(values: flags.FlagValues) -> None:
@@ -134,5 +136,6 @@ def _result(task: "Task", generation: Generation, pack: "Pack") -> dict[str, obj
         "timings": dataclasses.asdict(generation.timings),
         "model": {"file": paths[0], "hash": pack.file_hash()},
         "versions": session.versions(),
+        "tiers": generation.tier_counters,
     }
     return result | ({"reasoning": task.reasoning} if task.is_chat else {})

@@ -17,6 +17,7 @@ from strata_jax.cli.devices import choose_platform, nvidia_devices, pin_jax_to_c
 from strata_jax.cli.files import model_path
 from strata_jax.cli.native import load_native
 from strata_jax.cli.output import Output
+from strata_jax.cli.tier_flags import tier_settings
 from strata_jax.config import environment_notes, user_cache_dir
 from strata_jax.errors import UsageError
 from strata_jax.weights.pack import Pack, open_pack
@@ -55,6 +56,7 @@ def running_engine(
     Raises:
         StrataError: if it cannot run here or does not fit, or a flag is no good.
     """
+    tiers = tier_settings(values)
     load_native()  # before anything imports it for its own use
     cache_dir = _compile_cache(values.compile_cache, context.output)
     with context.output.progress() as report:
@@ -68,6 +70,10 @@ def running_engine(
             window_rows=values.window_rows,
             all_logits=all_logits,
             cache_dir=cache_dir,
+            index_budget=values.indexer_budget,
+            spec=values.spec,
+            tiers=tiers,
+            routing_out=_routing_path(values.routing_out),
         )
         engine = context.open_engine(pack, options, report)
     try:
@@ -76,6 +82,15 @@ def running_engine(
         yield engine
     finally:
         engine.close()
+
+
+def _routing_path(value: str | None) -> Path | None:
+    if value is None:
+        return None
+    path = Path(value).expanduser()
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"--routing_out={value}: a file in an existing folder expected")
+    return path
 
 
 def versions() -> dict[str, str]:

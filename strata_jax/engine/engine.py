@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from strata_jax import _native
-from strata_jax.config import ModelConfig
+from strata_jax.config import ModelConfig, TierSettings
 from strata_jax.engine.request import Request, Timings
 from strata_jax.engine.runner import GRAIN, TILE_ROWS, Runner, RunnerOptions
 from strata_jax.engine.sampling import Sampler
@@ -41,6 +41,12 @@ class EngineOptions:
     """Keep the logits of every position read."""
     cache_dir: Path | None = None
     """Where compiled programs are kept between runs; None = where jax's own settings say."""
+    spec: int | None = None
+    """Most live rows of a window that reads known text; None = all of its rows."""
+    tiers: TierSettings = dataclasses.field(default_factory=TierSettings)
+    """Where experts lie and how they move. Answers do not depend on it."""
+    routing_out: Path | None = None
+    """Where the routed ids of every step are written (`weights/routing.py`); None = nowhere."""
 
 
 def _ignore(_: str) -> None:
@@ -72,6 +78,8 @@ class Engine:
         rows = options.window_rows if options.window_rows is not None else 8
         if not 1 <= rows <= MAX_WINDOW_ROWS:
             raise UsageError(f"window_rows: {rows}, expected 1 to {MAX_WINDOW_ROWS}")
+        if options.spec is not None and not 1 <= options.spec <= rows:
+            raise UsageError(f"spec: {options.spec}, expected 1 to window_rows, which is {rows}")
         if options.threads is not None:
             if not 1 <= options.threads <= 1024:
                 raise UsageError(f"threads: {options.threads}, expected 1 to 1024")
@@ -79,10 +87,16 @@ class Engine:
         if options.cache_dir is not None:
             _use_compile_cache(options.cache_dir)
         runner_options = RunnerOptions(
-            max_context=context, window_rows=rows, all_logits=options.all_logits
+            max_context=context,
+            window_rows=rows,
+            all_logits=options.all_logits,
+            tiers=options.tiers,
         )
         runner = Runner(pack, config, runner_options, report)
-        return cls(pack, runner, options, notes + budget_notes)
+        if options.routing_out is not None:
+            runner.tiers.write_routing(options.routing_out)
+        notes += budget_notes + runner.tiers.plan.notes
+        return cls(pack, runner, options, notes)
 
     @property
     def max_context(self) -> int:
@@ -111,9 +125,12 @@ class Engine:
         if request.max_tokens < 0:
             raise UsageError(f"max_tokens: {request.max_tokens}, expected 0 or more")
         self._end_current()
-        keep = self._options.all_logits
-        self._current = Generation(self._runner, request, keep_logits=keep)
+        self._current = Generation(self._runner, request, self._options)
         return self._current
+
+    def audit(self) -> list[str]:
+        """Compares the bytes of every expert slot with the file; one line for each fault."""
+        return self._runner.tiers.experts.audit()
 
     def close(self) -> None:
         """Ends a request that runs and frees the device; the pack stays the caller's to close."""
@@ -129,12 +146,14 @@ class Engine:
 class Generation:
     """The ids of one answer, drawn as they are asked for."""
 
-    def __init__(self, runner: Runner, request: Request, *, keep_logits: bool):
+    def __init__(self, runner: Runner, request: Request, options: EngineOptions):
         self.finish_reason: str | None = None
         """"stop" (an id of `stop_ids`), "length" or "cancelled"; None while it runs."""
         self._runner = runner
         self._request = request
-        self._kept: list[np.ndarray] | None = [] if keep_logits else None
+        self._kept: list[np.ndarray] | None = [] if options.all_logits else None
+        self._live_rows = options.spec or runner.options.window_rows
+        self._before = runner.tiers.experts.counters()
         self._prompt_s: float | None = None
         self._first: float | None = None
         self._last: float | None = None
@@ -177,10 +196,16 @@ class Generation:
             decode_tok_s=(self._count - 1) / decode_s if decode_s else None,
         )
 
+    @property
+    def tier_counters(self) -> dict[str, object]:
+        """What each tier did for this request, with shares and hit rate (`engine/tiers.py`)."""
+        return self._runner.tiers.counters(self._before)
+
     def _run(self) -> Generator[int, None, None]:
         request, runner = self._request, self._runner
         start = time.perf_counter()
         logits = self._read_prompt()
+        runner.tiers.after_step()
         sampler = Sampler(request.settings, request.ids, runner.config.vocab_size)
         while self._count < request.max_tokens:
             token = sampler.pick(logits, runner.position)
@@ -197,6 +222,7 @@ class Generation:
             if self.finish_reason is not None:
                 return
             logits = self._keep(runner.read_window(np.asarray([token])))[-1]
+            runner.tiers.after_step()
         self._prompt_s = time.perf_counter() - start
         self.finish_reason = "length"
 
@@ -211,7 +237,7 @@ class Generation:
             end = min(begin + TILE_ROWS, in_tiles)
             logits = self._runner.read_tile(ids[begin:end], want_logits=keep or end == len(ids))
             self._keep(logits)
-        rows = self._runner.options.window_rows
+        rows = self._live_rows
         for begin in range(in_tiles, len(ids), rows):
             end = min(begin + rows, len(ids))
             logits = self._runner.read_window(ids[begin:end], want_logits=keep or end == len(ids))

@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from strata_jax.config import ModelConfig
+from strata_jax.config import ModelConfig, TierSettings
 from strata_jax.engine.loader import load_params, primary_sharding
+from strata_jax.engine.tiers import EngineTiers
 from strata_jax.model.state import DecodeState, empty_state, num_cells
 from strata_jax.model.transformer import Residual, forward, head
 from strata_jax.ops.sets import OpSet, native_ops
+from strata_jax.weights.budget import StepSizes
 from strata_jax.weights.matrices import fill_store
 from strata_jax.weights.pack import Pack
 
@@ -33,6 +35,8 @@ class RunnerOptions:
     """Width of the window program; a row's bits do not depend on it."""
     all_logits: bool = False
     """Tiles give the logits of every row, not of the last one only."""
+    tiers: TierSettings = dataclasses.field(default_factory=TierSettings)
+    """Where experts lie and how they move; results do not depend on it."""
 
 
 class Runner:
@@ -50,7 +54,9 @@ class Runner:
         self.config = config
         self.options = options
         self._store = fill_store(pack)
-        ops = native_ops(self._store.slot)
+        self.tiers = self._open_tiers(pack, report)
+        """Where the experts are."""
+        ops = native_ops(self._store.slot, self.tiers.experts.slot)
         self._sharding = primary_sharding()
         self._params = load_params(pack, self._sharding)
         self._cells = num_cells(options.max_context, TILE_ROWS)
@@ -70,6 +76,18 @@ class Runner:
             report,
         )
         self.compile_s = time.perf_counter() - start
+
+    def _open_tiers(self, pack: Pack, report: Callable[[str], None]) -> EngineTiers:
+        options = self.options
+        steps = StepSizes(
+            tile_rows=TILE_ROWS, window_rows=options.window_rows, all_logits=options.all_logits
+        )
+        settings, context = options.tiers, options.max_context
+        try:
+            return EngineTiers.open(pack, self._store, settings, context, steps, report)
+        except BaseException:
+            self._store.close()
+            raise
 
     def _compile(self, program, rows: int, report: Callable[[str], None]):
         report(f"compiling the program for {rows} rows")
@@ -101,12 +119,15 @@ class Runner:
     def read_window(self, ids: np.ndarray, *, want_logits: bool = True) -> np.ndarray:
         """Reads up to `window_rows` ids; returns their logits [n, V], valid until the next call."""
         rows = len(ids) if want_logits else 0
-        return self._run(self._window, self.options.window_rows, ids, rows)[: len(ids)]
+        logits = self._run(self._window, self.options.window_rows, ids, rows)[: len(ids)]
+        self.tiers.experts.after_window()
+        return logits
 
     def _run(self, program, width: int, ids: np.ndarray, head_rows: int) -> np.ndarray:
         assert self._state is not None, "reset before reading"
         assert 0 < len(ids) <= width
         assert self.position + len(ids) <= self.options.max_context
+        self.tiers.experts.before_window()
         padded = np.zeros(width, np.int32)
         padded[: len(ids)] = ids
         state, self._state = self._state, None  # donated: a failed step leaves no state behind
@@ -118,8 +139,9 @@ class Runner:
         return rows
 
     def close(self) -> None:
-        """Lets go of the native store and the device's memory; close before the pack."""
+        """Lets go of the native stores and the device's memory; close before the pack."""
         self._state = None
+        self.tiers.close()
         self._store.close()
 
 

@@ -28,6 +28,7 @@ def expert_ffn(
     live: Int32[Array, ""],
     *,
     store: int,
+    tiers: int = -1,
     layer: int,
 ) -> Float32[Array, "T D"]:
     """The weighted sum of each row's experts and of the shared expert.
@@ -43,12 +44,13 @@ def expert_ffn(
         shared_weights: weight of the shared expert.
         live: rows that count; the others are zero in the result.
         store: slot of the native weight store.
+        tiers: slot of the expert tiers; -1 = every expert is read where the file has it.
         layer: whose experts.
 
     Source: model.md, section 6.
     """
     out = jax.ShapeDtypeStruct(x.shape, jnp.float32)
-    attributes = {"store": np.int64(store), "layer": np.int64(layer)}
+    attributes = {"store": np.int64(store), "tiers": np.int64(tiers), "layer": np.int64(layer)}
     return jax.ffi.ffi_call(target("expert_ffn"), out)(
         x, ids, weights, shared_weights, live, **attributes, roles=np.asarray(ROLES, np.int64)
     )

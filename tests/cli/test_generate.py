@@ -70,6 +70,7 @@ def test_prints_one_object():
         "timings",
         "model",
         "versions",
+        "tiers",
     ]
     assert result["text"] == "Hello there."
     assert result["finish_reason"] == "stop"

@@ -217,7 +217,7 @@ def test_an_index_budget_is_honoured_in_prompt_and_answer_and_told(tiny_pack, re
     generation = engine.start(request_of(ids[:100]))
     text = ids[:100] + list(generation)
 
-    assert engine.notes == ("index_budget: 64 tokens in force, the file says 32",)
+    assert engine.notes[:1] == ("index_budget: 64 tokens in force, the file says 32",)
     assert same_bits(generation.logits, wide.read(text[:-1], steps=8)[0])
     engine.close()
 
@@ -235,7 +235,7 @@ def test_a_context_beyond_the_files_is_kept_with_a_note(tiny_pack):
     engine = opened(tiny_pack, max_context=600)
 
     assert engine.max_context == 600
-    assert engine.notes == ("max_context: 600 is more than the file's 512; kept",)
+    assert engine.notes[:1] == ("max_context: 600 is more than the file's 512; kept",)
     engine.close()
 
 

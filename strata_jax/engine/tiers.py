@@ -1,0 +1,120 @@
+"""The expert tiers of an engine: planned from headers, opened, adapted between windows, saved."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from strata_jax import _native
+from strata_jax.config import TierSettings
+from strata_jax.weights.budget import StepSizes, host_memory
+from strata_jax.weights.experts import AdaptSettings, ExpertTiers, shares
+from strata_jax.weights.pack import Pack
+from strata_jax.weights.plan import make_plan
+from strata_jax.weights.profile import learned, load_profile, routed_model
+from strata_jax.weights.routing import RoutingWriter
+from strata_jax.weights.read_ahead import read_ahead
+from strata_jax.weights.tier_needs import TierPlan
+from strata_jax.weights.tier_plan import Machine, plan_tiers
+
+SAVE_EVERY_S = 600.0
+"""Between two savings of the learned profile (reference-engine.md, section 1.4)."""
+
+
+class EngineTiers:
+    """Plan and tiers of one engine."""
+
+    def __init__(self, pack: Pack, settings: TierSettings, plan: TierPlan, experts: ExpertTiers):
+        self.plan = plan
+        self.experts = experts
+        self._pack = pack
+        self._settings = settings
+        self._saved_at = time.monotonic()
+        self._routing: RoutingWriter | None = None
+
+    @classmethod
+    def open(
+        cls,
+        pack: Pack,
+        store: _native.WeightStore,
+        settings: TierSettings,
+        max_context: int,
+        steps: StepSizes,
+        report: Callable[[str], None],
+    ) -> "EngineTiers":
+        """Plans, then allocates and fills what the plan says.
+
+        Raises:
+            CapacityError: before anything is allocated, if the plan does not fit.
+            UsageError, BadFileError: for settings or a profile that cannot be used.
+        """
+        profile = load_profile(pack, settings.expert_profile)
+        machine = Machine(platform="cpu", host=host_memory())
+        sizes = make_plan(pack, max_context)
+        plan = plan_tiers(pack, sizes, settings, machine, steps=steps, profile=profile)
+        plan.check()
+        read_ahead(pack, machine.host.available_bytes * 3 // 4, report)
+        peer_swaps = settings.peer_adapt_swaps
+        adapt = AdaptSettings(
+            every=settings.adapt_every,
+            swaps=settings.adapt_swaps if plan.cache_is_on else 0,
+            peer_swaps=(settings.adapt_swaps if peer_swaps == -1 else peer_swaps)
+            if plan.peer_is_on
+            else 0,
+            decay=settings.adapt_decay,
+        )
+        experts = ExpertTiers.open(
+            store,
+            plan.placement,
+            adapt,
+            ram_is_short=settings.resident_budget_gib is not None,
+            peer_threads=1,
+            # On the CPU the host's experts are computed by the ops' own threads unless told otherwise.
+            host_threads=settings.pool_workers,
+            stream_share=settings.pcie_frac if settings.pcie_frac is not None else 0.0,
+            report=report,
+        )
+        return cls(pack, settings, plan, experts)
+
+    def counters(self, since: dict[str, int] | None = None) -> dict[str, object]:
+        """Counters since `since` (or the start), shares of the tiers and hit rate for reports."""
+        now = self.experts.counters()
+        counts = {name: value - (since or {}).get(name, 0) for name, value in now.items()}
+        parts = shares(counts)
+        hit_rate = None if parts is None else parts["primary"] + parts["peer"]
+        return {**counts, "shares": parts, "hit_rate": hit_rate}
+
+    def write_routing(self, path: Path) -> None:
+        """Writes the routed ids of every step from now on; see `weights/routing.py`."""
+        self._routing = RoutingWriter(path, routed_model(self._pack))
+        self.experts.record_routing(True)
+
+    def after_step(self) -> None:
+        """Writes what is due: routed ids, and the learned profile every ten minutes."""
+        if self._routing is not None:
+            for layer, ids in self.experts.take_routing():
+                self._routing.add(layer, ids)
+        if time.monotonic() - self._saved_at >= SAVE_EVERY_S:
+            self.save()
+
+    def save(self) -> None:
+        """Writes the learned profile: residents first, then use, then the order before."""
+        path = self._settings.expert_profile_save
+        if path is None:
+            return
+        self._saved_at = time.monotonic()
+        prior = load_profile(self._pack, self._settings.expert_profile)
+        tiers = self.experts.tiers()
+        learned(
+            routed_model(self._pack),
+            (tiers == 1) | (tiers == 2),
+            self.experts.usage(),
+            prior.ranked if prior is not None else (),
+        ).save(path)
+
+    def close(self) -> None:
+        """Saves the profile and stops the workers."""
+        self.after_step()
+        if self._routing is not None:
+            self._routing.close()
+        self.save()
+        self.experts.close()
