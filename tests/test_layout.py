@@ -30,7 +30,7 @@ NOT_OPS = {
 PLAIN_ONLY = {"gdn_chunk"}
 """Ops whose plain twin is all there is."""
 XLA_HEADERS = {"common/check.h", "ops/handlers.h"}
-TOPICS = {"goldens"}
+TOPICS = {"goldens", "kernels"}
 """Names of test files that are about more than one module."""
 
 

@@ -110,7 +110,7 @@ class Worker:
                 _open(self._process.stdin).close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_S)
-        pass  # of no effect on one that has ended
+        self._process.kill()  # of no effect on one that has ended
         self._process.wait()
         self._reader.join(_END_S)
         for stream in (self._process.stdin, self._process.stdout):
