@@ -23,6 +23,7 @@ import sys
 import numpy as np
 
 from strata_jax.cli.devices import pin_jax_to_cpu
+from strata_jax.errors import StrataError
 from strata_jax.weights.pack import Pack, open_pack
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -202,23 +203,31 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
+def bench(args: argparse.Namespace, model: pathlib.Path) -> None:
+    """Runs one file."""
+    if args.rss_of_prompt:
+        rss_of_prompt(args, model)
+        return
+    with open_pack(model) as pack:
+        context = max([args.prompt, *args.depths]) + args.tokens + 1
+        ours = Ours(pack, args.threads, context)
+        compare(args, model, ours)
+        if args.depths:
+            at_depths(args, model, ours)
+        ours.engine.close()
+    if args.memory:
+        peak_memory(args, model)
+
+
 def main() -> None:
     """Runs what the flags ask for."""
     args = _arguments()
     pin_jax_to_cpu()
-    for model in args.model:
-        if args.rss_of_prompt:
-            rss_of_prompt(args, model)
-            continue
-        with open_pack(model) as pack:
-            context = max([args.prompt, *args.depths]) + args.tokens + 1
-            ours = Ours(pack, args.threads, context)
-            compare(args, model, ours)
-            if args.depths:
-                at_depths(args, model, ours)
-            ours.engine.close()
-        if args.memory:
-            peak_memory(args, model)
+    try:
+        for model in args.model:
+            bench(args, model)
+    except StrataError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

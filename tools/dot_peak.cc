@@ -1,5 +1,5 @@
-// What the cores can multiply at most, for bench_ops.py to compare ops with: chains of dot products that
-// never leave the registers. bench_ops.py compiles this for the machine it runs on.
+// What the cores can multiply at most, for bench_ops.py to compare ops with: chains of dot products
+// that never leave the registers. bench_ops.py compiles this for the machine it runs on.
 
 #include <chrono>
 #include <cstdint>

@@ -21,7 +21,8 @@ class MappedRows {
 
   const uint8_t* Row(int64_t row) const { return first_ + row * row_bytes_; }
 
-  // Copies rows to out [rows.size(), row_bytes]. A disk that fails ends the process (SIGBUS).
+  // Copies rows to out [rows.size(), row_bytes], asking for those that are not in memory all at
+  // once. A disk that fails ends the process (SIGBUS).
   void Read(std::span<const int64_t> rows, uint8_t* out) const;
 
   // Asks the system to read the rows' pages, all at once instead of one fault after the other.
@@ -51,6 +52,7 @@ class MappedRows {
   int64_t asked_ = 0;   // bytes from begin_ on that Load asked for
   int64_t loaded_ = 0;  // and that came
   std::atomic<bool> locked_{false};
+  mutable std::atomic<bool> expects_faults_{true};  // a guess about the next Read's pages
 };
 
 }  // namespace strata

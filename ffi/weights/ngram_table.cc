@@ -217,8 +217,6 @@ std::string NgramTable::ReadRows(const int64_t* rows, int64_t count, uint8_t* ou
   const CountedTime time(&counters_.wait_us);
   counters_.rows.fetch_add(count);
   if (direct_.has_value()) return direct_->Read(wanted, out);
-  // Locked pages are there; asking for them would cost more than copying the rows.
-  if (!mapped_.locked() && count > 1) mapped_.WillNeed(wanted);
   mapped_.Read(wanted, out);
   return "";
 }

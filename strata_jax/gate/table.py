@@ -7,7 +7,7 @@ from pathlib import Path
 from strata_jax.gate.comparison import PROMISES, differing_flags
 from strata_jax.gate.outcome import TIERS, Outcome, SideRun
 
-_HEAD = ("", *TIERS, "swaps", "ids", "verdict", "flags")
+_HEAD = ("", *TIERS, "swaps", "peer swaps", "ids", "verdict", "flags")
 _UNKNOWN = "-"
 _WIDTH = 98
 
@@ -56,7 +56,10 @@ def _rows(outcome: Outcome) -> list[str]:
             (
                 run.side.name,
                 *(_share(run, tier) for tier in TIERS),
-                _swaps(run),
+                *(
+                    str(run.counters.get(name, _UNKNOWN))
+                    for name in ("swaps_primary", "swaps_peer")
+                ),
                 str(sum(len(answer.ids) for answer in run.answers)),
                 "reference" if is_reference else verdict,
                 shown,
@@ -68,7 +71,7 @@ def _rows(outcome: Outcome) -> list[str]:
 
 def _align(row: tuple[str, ...], widths: list[int]) -> str:
     """Numbers to the right, words to the left."""
-    last_number = len(TIERS) + 2
+    last_number = _HEAD.index("ids")
     cells = [
         cell.rjust(width) if 0 < column <= last_number else cell.ljust(width)
         for column, (cell, width) in enumerate(zip(row, widths))
@@ -79,12 +82,6 @@ def _align(row: tuple[str, ...], widths: list[int]) -> str:
 def _share(run: SideRun, tier: str) -> str:
     shares = run.shares
     return _UNKNOWN if shares is None else f"{100 * shares[tier]:.1f} %"
-
-
-def _swaps(run: SideRun) -> str:
-    found = [run.counters.get(name) for name in ("swaps_primary", "swaps_peer")]
-    known = [count for count in found if count is not None]
-    return str(sum(known)) if len(known) == len(found) else _UNKNOWN
 
 
 def _problems(run: SideRun) -> list[str]:

@@ -251,11 +251,33 @@ def test_numbers_that_are_not_finite_end_an_answer_with_an_error(tmp_path, reque
         engine.close()
 
 
+@pytest.mark.parametrize("greedy", [{"temperature": 0.0}, {"top_k": 1}, {"temperature": 1e-6}])
+def test_of_equal_rows_of_the_head_the_lowest_id_wins_for_every_seed(tmp_path, request_of, greedy):
+    made = make_model(tmp_path / "ties.gguf")
+    row_bytes, head = 4 * TINY.hidden, made.layouts[0].tensors["output.weight"]
+    best = 2 * np.frombuffer(made.path.read_bytes()[head : head + row_bytes], np.float32)
+    for token in (300, 77, 411):
+        patch(made.path, head + token * row_bytes, (100 * best).tobytes())
+        patch(made.path, head + (token + 1) * row_bytes, (-100 * best).tobytes())
+
+    with open_pack(made.path) as pack:
+        engine = opened(pack, max_context=64)
+        answers = {
+            next(engine.start(request_of([5, 6], settings=SamplingSettings(seed=seed, **greedy))))
+            for seed in range(20)
+        }
+        engine.close()
+
+    assert answers <= {77, 78}
+    assert len(answers) == 1
+
+
 def test_nothing_compiles_after_the_start(tiny_pack, request_of, ids):
     compiled = []
 
-    def listen(event, seconds, **_):
-        compiled.extend([seconds] if event == "/jax/core/compile/backend_compile_duration" else [])
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     engine = opened(tiny_pack, max_context=700)  # a cache of a size that no other test has

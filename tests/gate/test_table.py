@@ -18,7 +18,9 @@ def test_shows_the_verdict_the_promise_and_the_sides():
     assert lines[1].startswith("  promised T: placement invariance")
     assert max(map(len, lines)) <= 98
     assert lines[-5].startswith("  checked: 2 prompts, 16 ids, logits of 22 positions, ")
-    assert " ".join(lines[-3].split()) == ("primary peer stream host file swaps ids verdict flags")
+    assert " ".join(lines[-3].split()) == (
+        "primary peer stream host file swaps peer swaps ids verdict flags"
+    )
     assert lines[-2].split()[-2:] == ["reference", "--threads=1"]
     assert lines[-1].split()[-2:] == ["identical", "--threads=2"]
 
@@ -53,7 +55,10 @@ def test_shows_what_was_not_reported():
     text = _table(without=["tiers"])
 
     assert "entries_host > 0 expected, not reported seen" in text
-    assert "  1 threads        -     -       -     -     -      -    8  not exercised" in text
+    assert (
+        "  1 threads        -     -       -     -     -      -           -    8  not exercised"
+        in text
+    )
 
 
 def test_shows_a_run_that_failed_and_what_was_left_out():
