@@ -10,6 +10,7 @@
 #include "common/thread_pool.h"
 #include "ops/handlers.h"
 #include "weights/expert_tiers.h"
+#include "weights/ngram_table_bind.h"
 #include "weights/weight_store.h"
 
 namespace strata {
@@ -19,7 +20,7 @@ namespace py = pybind11;
 
 // Python's name for a target is "strata.<op>"; the version is part of it because XLA's compilation cache
 // does not see this library. Raise it when any op's results or arguments change.
-constexpr const char* kTargetVersion = "1";
+constexpr const char* kTargetVersion = "2";
 
 struct Target {
   const char* op;
@@ -277,6 +278,7 @@ PYBIND11_MODULE(_native, module) {
       .def("take_records", &TiersHandle::TakeRecords)
       .def("counters", &TiersHandle::Counters)
       .def("close", &TiersHandle::Close);
+  BindNgramTable(module);
 }
 
 }  // namespace strata

@@ -40,6 +40,7 @@ class GuardedStore:
 
     def __init__(self, matrices: Mapping[Role, Matrix]):
         self._store = _native.WeightStore(len(Role), 1)
+        self._table: _native.NgramTable | None = None
         self._mappings: list[tuple[int, int]] = []
         for role, matrix in matrices.items():
             self.put(role, matrix)
@@ -48,10 +49,17 @@ class GuardedStore:
     def slot(self) -> int:
         return self._store.slot
 
+    @property
+    def table(self) -> int:
+        """Slot of the n-gram table; -1 without one."""
+        return -1 if self._table is None else self._table.slot
+
     def put(self, role: Role, matrix: Matrix) -> int:
         """Copies a matrix in; returns where it lies."""
         address = self._copy(matrix.data)
         self.put_at(role, matrix, matrix.rows, address, matrix.data.nbytes)
+        if role is Role.NGRAM_TABLE:
+            self._table = mapped_table(matrix.type_id, matrix.rows, matrix.cols, address)
         return address
 
     def put_at(self, role: Role, matrix: Matrix, stride: int, address: int, num_bytes: int) -> None:
@@ -74,9 +82,18 @@ class GuardedStore:
 
     def close(self) -> None:
         self._store.close()
+        if self._table is not None:
+            self._table.close()
         for base, size in self._mappings:
             _LIBC.munmap(base, size)
         self._mappings.clear()
+
+
+def mapped_table(type_id: int, rows: int, cols: int, address: int) -> _native.NgramTable:
+    """An n-gram table in memory that is no file's."""
+    return _native.NgramTable(
+        mode="mmap", type=type_id, num_rows=rows, num_cols=cols, address=address, path="", offset=0
+    )
 
 
 @contextlib.contextmanager
@@ -139,13 +156,13 @@ def poisoned_memory() -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=256)
-def _program(op: str, slot: int, attributes: tuple[tuple[str, Any], ...]):
-    return jax.jit(functools.partial(getattr(native_ops(slot), op), **dict(attributes)))
+def _program(op: str, slot: int, table: int, attributes: tuple[tuple[str, Any], ...]):
+    return jax.jit(functools.partial(getattr(native_ops(slot, table=table), op), **dict(attributes)))
 
 
-def run_native(call: Call, slot: int) -> tuple[np.ndarray, ...]:
+def run_native(call: Call, slot: int, table: int = -1) -> tuple[np.ndarray, ...]:
     """The results of the native op, copied."""
-    program = _program(call.op, slot, tuple(call.attributes.items()))
+    program = _program(call.op, slot, table, tuple(call.attributes.items()))
     return tuple(np.array(leaf) for leaf in jax.tree.leaves(program(*call.operands)))
 
 
@@ -167,7 +184,7 @@ def run_plain(call: Call) -> tuple[np.ndarray, ...]:
 def native(call: Call) -> tuple[np.ndarray, ...]:
     """`run_native` with a store of the call's own."""
     with guarded_store(call.matrices) as store:
-        return run_native(call, store.slot)
+        return run_native(call, store.slot, store.table)
 
 
 def num_rows(call: Call) -> int:

@@ -78,7 +78,7 @@ def run_in_windows(call: Call, width: int) -> tuple[np.ndarray, ...]:
     with guarded_store(call.matrices) as store:
         for begin in range(0, num_rows(call), width):
             count = min(width, num_rows(call) - begin)
-            results = run_native(with_rows(call, begin, count, width), store.slot)
+            results = run_native(with_rows(call, begin, count, width), store.slot, store.table)
             call = changed(call, **{f"_{place}": results[r] for place, r in states.items()})
             parts.append([r if i in states.values() else r[:count] for i, r in enumerate(results)])
     return tuple(
@@ -195,7 +195,9 @@ class Rules:
         expected = native(call)
 
         with guarded_store(call.matrices) as store:
-            op = functools.partial(getattr(native_ops(store.slot), self.op), **call.attributes)
+            op = functools.partial(
+                getattr(native_ops(store.slot, table=store.table), self.op), **call.attributes
+            )
 
             @jax.jit
             def program(operands, square):  # products of this size leave the caller's thread
@@ -244,7 +246,9 @@ class InPlaceRules:
         operands = [jax.device_put(jnp.array(x, copy=True), where) for x in call.operands]
         addresses = {place: operands[place].unsafe_buffer_pointer() for place in in_place}
         with guarded_store(call.matrices) as store:
-            op = functools.partial(getattr(native_ops(store.slot), self.op), **call.attributes)
+            op = functools.partial(
+                getattr(native_ops(store.slot, table=store.table), self.op), **call.attributes
+            )
             program = jax.jit(op, donate_argnums=tuple(in_place), **options)
 
             results = jax.tree.leaves(jax.block_until_ready(program(*operands)))

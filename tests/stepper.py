@@ -17,6 +17,7 @@ from strata_jax.engine.runner import tile_program, window_program
 from strata_jax.model.state import DecodeState, empty_state, num_cells
 from strata_jax.ops.sets import OpSet, native_ops, plain_ops
 from strata_jax.weights.matrices import fill_store
+from strata_jax.weights.ngram_table import NgramTable
 from strata_jax.weights.pack import Pack
 from tests.plain import dequantized_matrices, split_table
 
@@ -44,12 +45,15 @@ class Stepper:
         self._params = load_params(pack, self._sharding)
         self._matrices, table = split_table(dequantized_matrices(pack)) if plain else ({}, {})
         self._store = None if plain else fill_store(pack)
+        has_table = not plain and pack.config.ngram is not None
+        self._table = NgramTable(pack, "mmap", print) if has_table else None
 
         def program(form, matrices, *args):
             if self._store is None:
                 ops = plain_ops({**matrices, **table})
             else:
-                ops = native_ops(self._store.slot)
+                table_slot = -1 if self._table is None else self._table.slot
+                ops = native_ops(self._store.slot, table=table_slot)
             ops, selected = _recorded(wrap(ops))
             if form == "window":
                 return *window_program(ops, self.config, *args), selected

@@ -1,15 +1,18 @@
-// ngram_rows: the hashed n-gram embedding of each row, 16 table rows side by side in the real model.
+// ngram_rows: the hashed n-gram embedding of each row, 16 table rows side by side in the real
+// model.
 //
-// With t_0 the row's token, t_1 the one before and so on (padded with EOS by the caller), and all integers
-// modulo 2^64:  h_n = t_0 m_0 xor ... xor t_{n-1} m_{n-1}  for n = 2..N. Heads come in groups, one group per
-// n; head j reads table row  h_n mod size_j + offset_j  (model.md, section 7). The table is never copied:
-// each row is read from the mapping and dequantised. Rows at and past num_live are zero.
+// With t_0 the row's token, t_1 the one before and so on (padded with EOS by the caller), and all
+// integers modulo 2^64:  h_n = t_0 m_0 xor ... xor t_{n-1} m_{n-1}  for n = 2..N. Heads come in
+// groups, one group per n; head j reads table row  h_n mod size_j + offset_j  (model.md, section
+// 7). All rows are asked of the table at once, from wherever it lies, and then dequantised. Rows at
+// and past num_live are zero.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <string>
 
-#include "weights/weight_store.h"
+#include "weights/ngram_table.h"
 
 namespace strata {
 
@@ -21,9 +24,10 @@ struct NgramRowsArgs {
   std::span<const int64_t> multipliers;  // [N]
   std::span<const int64_t> offsets;      // [W]
   std::span<const int64_t> sizes;        // [W]
-  const Matrix* table;    // [R, C]
+  NgramTable* table;                     // [R, C]
 };
 
-void NgramRows(const NgramRowsArgs& args);
+// Returns what went wrong when rows could not be read, or an empty string.
+std::string NgramRows(const NgramRowsArgs& args);
 
 }  // namespace strata

@@ -10,20 +10,22 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-std::span<const int64_t> Plain(ffi::Span<const int64_t> span) { return {span.begin(), span.size()}; }
+std::span<const int64_t> Plain(ffi::Span<const int64_t> span) {
+  return {span.begin(), span.size()};
+}
 
 ffi::Error Handle(ffi::BufferR2<ffi::S32> tokens, ffi::BufferR0<ffi::S32> live,
-                  ffi::ResultBufferR2<ffi::F32> out, int64_t store, int64_t role,
+                  ffi::ResultBufferR2<ffi::F32> out, int64_t table,
                   ffi::Span<const int64_t> multipliers, ffi::Span<const int64_t> offsets,
                   ffi::Span<const int64_t> sizes) {
   const FloatMode mode;
-  const auto held = FindStore(store);
-  STRATA_CHECK_ARG("ngram_rows", held != nullptr, "store " + std::to_string(store) + " is closed");
-  const Matrix* table = held->Get(role, 0);
+  const auto held = FindTable(table);
+  STRATA_CHECK_ARG("ngram_rows", held != nullptr, "table " + std::to_string(table) + " is closed");
   const int64_t num_heads = static_cast<int64_t>(sizes.size());
-  STRATA_CHECK_ARG("ngram_rows",
-                   table != nullptr && table->cols * num_heads == out->dimensions()[1],
-                   "role " + std::to_string(role) + " has no table for rows of " +
+  STRATA_CHECK_ARG("ngram_rows", held->num_cols() * num_heads == out->dimensions()[1],
+                   "table " + std::to_string(table) + " has rows of " +
+                       std::to_string(held->num_cols()) + " values, expected " +
+                       std::to_string(num_heads) + " of them to make " +
                        std::to_string(out->dimensions()[1]));
   STRATA_CHECK_ARG("ngram_rows",
                    multipliers.size() >= 2 && offsets.size() == sizes.size() &&
@@ -32,10 +34,10 @@ ffi::Error Handle(ffi::BufferR2<ffi::S32> tokens, ffi::BufferR0<ffi::S32> live,
                    "multipliers, offsets, sizes and tokens do not belong together");
   for (int64_t j = 0; j < num_heads; ++j) {
     STRATA_CHECK_ARG("ngram_rows",
-                     sizes[j] > 0 && sizes[j] <= table->rows && offsets[j] >= 0 &&
-                         offsets[j] <= table->rows - sizes[j],
+                     sizes[j] > 0 && sizes[j] <= held->num_rows() && offsets[j] >= 0 &&
+                         offsets[j] <= held->num_rows() - sizes[j],
                      "head " + std::to_string(j) + " reaches past the table's " +
-                         std::to_string(table->rows) + " rows");
+                         std::to_string(held->num_rows()) + " rows");
   }
   const int64_t num_rows = tokens.dimensions()[0];
   const int64_t num_live = *live.typed_data();
@@ -48,9 +50,10 @@ ffi::Error Handle(ffi::BufferR2<ffi::S32> tokens, ffi::BufferR0<ffi::S32> live,
                          std::to_string(i % ngram_size) + "] is " +
                          std::to_string(tokens.typed_data()[i]) + ", expected 0 or more");
   }
-  NgramRows({tokens.typed_data(), out->typed_data(), num_rows, num_live, Plain(multipliers),
-             Plain(offsets), Plain(sizes), table});
-  return ffi::Error::Success();
+  const std::string wrong =
+      NgramRows({tokens.typed_data(), out->typed_data(), num_rows, num_live, Plain(multipliers),
+                 Plain(offsets), Plain(sizes), held.get()});
+  return wrong.empty() ? ffi::Error::Success() : ffi::Error::Internal("ngram_rows: " + wrong);
 }
 
 }  // namespace
@@ -60,8 +63,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(NgramRowsFfi, Handle,
                                   .Arg<ffi::BufferR2<ffi::S32>>()  // tokens
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // live
                                   .Ret<ffi::BufferR2<ffi::F32>>()  // out
-                                  .Attr<int64_t>("store")
-                                  .Attr<int64_t>("role")
+                                  .Attr<int64_t>("table")
                                   .Attr<ffi::Span<const int64_t>>("multipliers")
                                   .Attr<ffi::Span<const int64_t>>("offsets")
                                   .Attr<ffi::Span<const int64_t>>("sizes"));

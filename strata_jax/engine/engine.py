@@ -235,6 +235,7 @@ class Generation:
         logits = np.zeros((1, 1), np.float32)
         for begin in range(0, in_tiles, TILE_ROWS):
             end = min(begin + TILE_ROWS, in_tiles)
+            self._runner.read_ahead(ids[:end], ids[end : end + TILE_ROWS])
             logits = self._runner.read_tile(ids[begin:end], want_logits=keep or end == len(ids))
             self._keep(logits)
         rows = self._live_rows

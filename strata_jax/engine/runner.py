@@ -17,6 +17,7 @@ from strata_jax.model.transformer import Residual, forward, head
 from strata_jax.ops.sets import OpSet, native_ops
 from strata_jax.weights.budget import StepSizes
 from strata_jax.weights.matrices import fill_store
+from strata_jax.weights.ngram_table import NgramTable
 from strata_jax.weights.pack import Pack
 
 TILE_ROWS = 256
@@ -56,7 +57,9 @@ class Runner:
         self._store = fill_store(pack)
         self.tiers = self._open_tiers(pack, report)
         """Where the experts are."""
-        ops = native_ops(self._store.slot, self.tiers.experts.slot)
+        self._table = _open_table(pack, options.tiers, report)
+        table = -1 if self._table is None else self._table.slot
+        ops = native_ops(self._store.slot, tiers=self.tiers.experts.slot, table=table)
         self._sharding = primary_sharding()
         self._params = load_params(pack, self._sharding)
         self._cells = num_cells(options.max_context, TILE_ROWS)
@@ -123,6 +126,11 @@ class Runner:
         self.tiers.experts.after_window()
         return logits
 
+    def read_ahead(self, before: np.ndarray, ids: np.ndarray) -> None:
+        """Starts reading the n-gram rows of `ids`, which will follow `before`; returns at once."""
+        if self._table is not None and self.config.ngram is not None and len(ids):
+            self._table.read_ahead(self.config.ngram, before, ids)
+
     def _run(self, program, width: int, ids: np.ndarray, head_rows: int) -> np.ndarray:
         assert self._state is not None, "reset before reading"
         assert 0 < len(ids) <= width
@@ -142,7 +150,19 @@ class Runner:
         """Lets go of the native stores and the device's memory; close before the pack."""
         self._state = None
         self.tiers.close()
+        if self._table is not None:
+            self._table.close()
         self._store.close()
+
+
+def _open_table(
+    pack: Pack, settings: TierSettings, report: Callable[[str], None]
+) -> NgramTable | None:
+    if pack.config.ngram is None:
+        return None
+    table = NgramTable(pack, settings.ple_io, report)
+    report(table.describe())
+    return table
 
 
 def window_program(

@@ -7,18 +7,17 @@ from jaxtyping import Array, Float32, Int32
 
 from strata_jax.config import NgramConfig
 from strata_jax.ops.native import target
-from strata_jax.ops.roles import Role
 
 
 def ngram_rows(
-    tokens: Int32[Array, "T N"], live: Int32[Array, ""], *, store: int, ngram: NgramConfig
+    tokens: Int32[Array, "T N"], live: Int32[Array, ""], *, table: int, ngram: NgramConfig
 ) -> Float32[Array, "T W*C"]:
-    """The table rows of each token's n-grams, side by side, read from the mapped file.
+    """The table rows of each token's n-grams, side by side, from wherever the table lies.
 
     Args:
         tokens: each row's token and the N-1 before it, newest first, padded with EOS by the caller.
         live: rows that count; the others are zero in the result.
-        store: slot of the native weight store.
+        table: slot of the open table (`weights/ngram_table.py`).
         ngram: multipliers, offsets and sizes of the hash heads.
 
     Source: model.md, section 7.
@@ -28,8 +27,7 @@ def ngram_rows(
     return jax.ffi.ffi_call(target("ngram_rows"), out)(
         tokens,
         live,
-        store=np.int64(store),
-        role=np.int64(Role.NGRAM_TABLE),
+        table=np.int64(table),
         multipliers=np.asarray(ngram.multipliers, np.int64),
         offsets=np.asarray(ngram.head_offsets, np.int64),
         sizes=np.asarray(ngram.head_sizes, np.int64),

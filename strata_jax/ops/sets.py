@@ -59,13 +59,13 @@ class OpSet:
     qsa_attend: Op
 
 
-def native_ops(store: int, tiers: int = -1) -> OpSet:
-    """The native ops over the weight store and the expert tiers of those slots."""
+def native_ops(store: int, *, tiers: int = -1, table: int = -1) -> OpSet:
+    """The native ops over the weight store, the expert tiers and the n-gram table of those slots."""
     return OpSet(
         quant_matmul=functools.partial(quant_matmul.quant_matmul, store=store),
         expert_ffn=functools.partial(expert_ffn.expert_ffn, store=store, tiers=tiers),
         embed_rows=functools.partial(embed_rows.embed_rows, store=store),
-        ngram_rows=functools.partial(ngram_rows.ngram_rows, store=store),
+        ngram_rows=functools.partial(ngram_rows.ngram_rows, table=table),
         hyper_read=functools.partial(hyper_read.hyper_read, store=store),
         router_topk=router_topk.router_topk,
         ngram_gate=ngram_gate.ngram_gate,

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from strata_jax import _native
 from strata_jax.config import NgramConfig
 from strata_jax.model.ngram import contexts
 from strata_jax.ops.case_inputs import Call, make_call
@@ -23,6 +22,7 @@ from tests.ops_maker import (
     assert_same_bits,
     changed,
     guarded_store,
+    mapped_table,
     native,
     run_native,
     run_plain,
@@ -137,16 +137,15 @@ class TestHash:
             view = np.frombuffer(table, np.float16)
             view[rows.ravel()] = np.arange(1, rows.size + 1)
             address = ctypes.addressof(ctypes.c_char.from_buffer(table))
-            store = _native.WeightStore(len(Role), 1)
-            store.put(Role.NGRAM_TABLE, 0, F16, 1, num_rows, 1, num_rows, address, 2 * num_rows)
+            table_of_one = mapped_table(F16, num_rows, 1, address)
             ngram = released_config(1)
 
-            got = jax.jit(lambda t: ngram_rows(t, jnp.int32(3), store=store.slot, ngram=ngram))(
-                np.array(TRIPLES, np.int32)
-            )
+            got = jax.jit(
+                lambda t: ngram_rows(t, jnp.int32(3), table=table_of_one.slot, ngram=ngram)
+            )(np.array(TRIPLES, np.int32))
 
             np.testing.assert_array_equal(got, np.arange(1, 49, dtype=np.float32).reshape(3, 16))
-            store.close()
+            table_of_one.close()
             del view
 
 
@@ -223,15 +222,16 @@ class TestErrors:
         ngram = dataclasses.replace(small_config(32), **changes)
         return dataclasses.replace(self.call, attributes={"ngram": ngram})
 
-    def test_name_a_closed_store(self):
+    def test_name_a_closed_table(self):
         with guarded_store(self.call.matrices) as store:
-            slot = store.slot
-        with pytest.raises(OP_ERRORS, match=f"ngram_rows: store {slot} is closed"):
-            run_native(self.call, slot)
+            slot = store.table
+        with pytest.raises(OP_ERRORS, match=f"ngram_rows: table {slot} is closed"):
+            run_native(self.call, -1, slot)
 
-    def test_name_a_role_without_a_table(self):
-        with pytest.raises(OP_ERRORS, match="ngram_rows: role 4 has no table for rows of 128"):
-            native(dataclasses.replace(self.call, matrices={}))
+    def test_name_a_table_of_other_rows(self):
+        message = r"ngram_rows: table \d+ has rows of 32 values, expected 4 of them to make 256"
+        with pytest.raises(OP_ERRORS, match=message):
+            native(self.with_config(row_width=64))
 
     @pytest.mark.parametrize(
         ("change", "head"),
