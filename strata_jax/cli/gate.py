@@ -73,18 +73,18 @@ def compare(values: flags.FlagValues, context: Context, command: Sequence[str]) 
     from strata_jax.cli import session
     from strata_jax.gate.judge import run_comparison
     from strata_jax.gate.outcome import EXIT_CODES, worst
-    from strata_jax.gate.record import make_record, write_record
+    from strata_jax.gate.record import make_record, native_library, write_record
     from strata_jax.gate.table import make_table
 
     output = context.output
-    began = time.time()
+    began, library = time.time(), native_library()
     _check_preset(values.preset)
     record_path = _record_path(values.record)
     session.check_platform(values, output)
     planned = _planned(values, command, output)
     with output.progress() as report:
         outcomes = [run_comparison(comparison, job, report) for comparison, job in planned]
-    record = make_record(values.preset, outcomes, began)
+    record = make_record(values.preset, outcomes, began, library)
     if record_path is not None:
         write_record(record, record_path)
     if values.json:

@@ -36,8 +36,8 @@ class Preset:
 
 
 def _hectic_slots(facts: ModelFacts) -> int:
-    """Three slots a layer, or fewer where some expert would have nothing to be swapped with."""
-    return facts.layers * max(1, min(_HECTIC_SLOTS, facts.experts - 1))
+    """Three slots a layer, or fewer so that two experts are left: to swap in, to split misses."""
+    return facts.layers * max(1, min(_HECTIC_SLOTS, facts.experts - 2))
 
 
 def _hectic(facts: ModelFacts) -> dict[str, str]:

@@ -14,12 +14,13 @@ import os
 import platform
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from strata_jax.errors import UsageError
 from strata_jax.gate.comparison import PROMISES
 from strata_jax.gate.outcome import EXIT_CODES, Answer, Outcome, Seen, SideRun, Verdict, worst
 from strata_jax.gate.prompts import Prompt
@@ -37,14 +38,25 @@ _LEFT_OUT = ("ids", "text", "finish_reason", "prompt_tokens", "model", "versions
 """Of a result: what stands elsewhere in the record, and the text, which the ids decide."""
 
 
-def make_record(preset: str, outcomes: Sequence[Outcome], began: float) -> dict[str, Any]:
+def make_record(
+    preset: str, outcomes: Sequence[Outcome], began: float, library: Mapping[str, str | None]
+) -> dict[str, Any]:
     """The record of one `strata-jax gate`.
 
     Args:
         preset: its name.
         outcomes: of every model and comparison, at least one.
         began: seconds since 1970.
+        library: `native_library` before the first run.
+
+    Raises:
+        UsageError: if it is another one by now: sides may have run different code.
     """
+    if library != native_library():
+        raise UsageError(
+            f"gate: {library['file']} was rebuilt while the gate ran, the same code on all sides "
+            "expected; start anew"
+        )
     verdict: Verdict = worst([outcome.verdict for outcome in outcomes])
     return {
         "format": FORMAT,
@@ -53,7 +65,7 @@ def make_record(preset: str, outcomes: Sequence[Outcome], began: float) -> dict[
         "exit_code": EXIT_CODES[verdict],
         "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
         "versions": _versions(outcomes),
-        "native_library": native_library(),
+        "native_library": dict(library),
         "machine": {
             "processor": platform.machine(),
             "usable_cores": len(os.sched_getaffinity(0)),

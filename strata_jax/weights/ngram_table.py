@@ -54,12 +54,12 @@ class NgramTable:
     ):
         """Opens the table; "ram" also brings it into memory and locks it there where it may.
 
-        The answer is the same in every mode. What is not as asked for is reported in one line.
+        The answer is the same in every mode. What is not as asked for is in `notes`.
 
         Args:
             pack: a model with an n-gram table.
             mode: unbuffered reads, the mapping, or the mapping held in RAM.
-            report: takes lines about progress and about what is not as asked for.
+            report: takes lines about progress.
             available_bytes: memory that "ram" may take; None = what is free.
             cache_bytes: of the row cache of "direct".
             clock: seconds, for tests.
@@ -88,22 +88,25 @@ class NgramTable:
         except RuntimeError as error:
             raise BadFileError(str(error)) from None
         try:
-            if self._native.note:
-                report(self._native.note)
+            notes = [self._native.note] if self._native.note else []
             if mode == "ram":
-                self._load(info.nbytes, report, clock)
+                notes += self._load(info.nbytes, report, clock)
         except BaseException:
             self.close()
             raise
+        self.notes = (*notes, self.describe())
+        """One line for each thing that is not as asked for, then what `describe` said at the start."""
 
-    def _load(self, num_bytes: int, report: Report, clock: Clock) -> None:
+    def _load(self, num_bytes: int, report: Report, clock: Clock) -> list[str]:
+        """Returns what to note."""
         error = self._native.lock()
-        if error:
-            report(lock_advice(error, num_bytes))
         try:
-            bring_in(self._native, num_bytes, report, clock)
+            took = bring_in(self._native, num_bytes, report, clock)
         except RuntimeError as wrong:
             raise BadFileError(str(wrong)) from None
+        loaded = f"n-gram table: {shown(num_bytes)} in RAM after {took:.1f} s"
+        loaded += f", {num_bytes / took / 1e6:.0f} MB/s"
+        return [lock_advice(error, num_bytes), loaded] if error else [loaded]
 
     @property
     def slot(self) -> int:
@@ -206,22 +209,19 @@ def row_ids(ngram: NgramConfig, tokens: np.ndarray) -> np.ndarray:
     return rows.astype(np.int64) + np.asarray(ngram.head_offsets, np.int64)
 
 
-def bring_in(table: Loading, num_bytes: int, report: Report, clock: Clock) -> None:
-    """Loads a whole table, slice by slice, with a line every two seconds.
+def bring_in(table: Loading, num_bytes: int, report: Report, clock: Clock) -> float:
+    """Loads a whole table, slice by slice, with a line every two seconds; returns the seconds.
 
     KeyboardInterrupt passes between two slices; what came in stays until the table is closed.
     """
     start = told = clock()
+    report(f"n-gram table: bringing {shown(num_bytes)} into RAM")
     while (done := table.load(_SLICE_S)) < num_bytes:
         now = clock()
         if now - told >= _REPORT_S:
             told = now
             report(_progress(done, num_bytes, now - start))
-    took = max(clock() - start, 1e-9)
-    report(
-        f"n-gram table: {shown(num_bytes)} in RAM after {took:.1f} s, "
-        f"{num_bytes / took / 1e6:.0f} MB/s"
-    )
+    return max(clock() - start, 1e-9)
 
 
 def _progress(done: int, num_bytes: int, took: float) -> str:

@@ -212,3 +212,15 @@ def _is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+@pytest.mark.slow
+def test_the_embedded_model_is_identical_with_misses_streamed_while_experts_move():
+    outcome = run("gate", "--preset=pcie", "--max_tokens=8", "--platform=cpu", "--json")
+
+    record = json.loads(outcome.out)
+    sides = record["comparisons"][0]["sides"]
+    assert (outcome.code, record["verdict"]) == (0, "identical"), outcome.err
+    assert all(seen["holds"] for side in sides for seen in side["exercised"])
+    assert sides[1]["counters"]["entries_stream"] > 0
+    assert len({side["process"]["pid"] for side in sides}) == 3

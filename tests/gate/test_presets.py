@@ -41,12 +41,13 @@ def test_hectic_is_three_slots_a_layer_and_a_round_after_every_window():
     assert one == {"expert_cache": "24", "adapt_every": "1", "adapt_swaps": "8"}
 
 
-def test_a_small_model_keeps_an_expert_to_swap_in():
-    facts = dataclasses.replace(FACTS, layers=4, experts=3)
+@pytest.mark.parametrize(("experts", "slots"), [(2, 1), (3, 1), (4, 2), (5, 3), (512, 3)])
+def test_a_small_model_keeps_two_experts_of_a_layer_out(experts: int, slots: int):
+    facts = dataclasses.replace(FACTS, layers=4, experts=experts)
 
     one = comparisons("hectic", facts)[0][0].sides[1]
 
-    assert one.flags["expert_cache"] == "8"
+    assert one.flags["expert_cache"] == str(4 * slots)
 
 
 def test_residency_goes_from_none_to_all():

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from strata_jax.errors import UsageError
 from strata_jax.gate.judge import run_comparison
 from strata_jax.gate.record import ids_hash, make_record, native_library, write_record
 from tests.gate.gates import HASH, job, threads_comparison
@@ -12,7 +13,7 @@ from tests.gate.gates import HASH, job, threads_comparison
 
 def _record(**scenario: Any) -> dict:
     outcome = run_comparison(threads_comparison(1, 2), job(**scenario), lambda _: None)
-    return make_record("threads", [outcome], began=0.0)
+    return make_record("threads", [outcome], began=0.0, library=native_library())
 
 
 def test_holds_what_a_second_run_is_compared_with():
@@ -86,6 +87,13 @@ def test_names_the_native_library():
     assert "_native" in found["file"]
     content = Path(found["file"]).read_bytes()
     assert found["sha256"] == hashlib.sha256(content).hexdigest()
+
+
+def test_refuses_a_library_that_was_rebuilt_meanwhile():
+    outcome = run_comparison(threads_comparison(1, 2), job(), lambda _: None)
+
+    with pytest.raises(UsageError, match="rebuilt while the gate ran"):
+        make_record("threads", [outcome], 0.0, native_library() | {"sha256": "0"})
 
 
 def test_is_written_whole_or_not_at_all(tmp_path: Path):

@@ -56,17 +56,16 @@ def no_report(line):
     raise AssertionError(f"nothing to say expected, but: {line}")
 
 
-def is_direct(table, lines):
+def is_direct(table):
     """Whether unbuffered reads are to be had here; without them one line says so."""
-    assert (table.mode == "direct") != any("no unbuffered reads" in line for line in lines)
+    assert (table.mode == "direct") != any("no unbuffered reads" in line for line in table.notes)
     return table.mode == "direct"
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_gives_the_files_bytes_in_every_mode(pack, mode):
-    lines = []
-    with NgramTable(pack, mode, lines.append) as table:
-        assert table.mode == mode or not is_direct(table, lines)
+    with NgramTable(pack, mode, print) as table:
+        assert table.mode == mode or not is_direct(table)
         for seed in range(3):
             rows = rows_of(pack, seed=seed)
             np.testing.assert_array_equal(table.read_rows(rows), file_rows(pack, rows))
@@ -75,8 +74,7 @@ def test_gives_the_files_bytes_in_every_mode(pack, mode):
 
 
 def test_reads_a_row_from_the_disk_once(pack):
-    lines = []
-    with NgramTable(pack, "direct", lines.append) as table:
+    with NgramTable(pack, "direct", no_report) as table:
         rows = rows_of(pack, 200)
         table.read_rows(rows)
         before = table.counters()
@@ -84,14 +82,14 @@ def test_reads_a_row_from_the_disk_once(pack):
         after = table.counters()
 
         assert after["reads"] == before["reads"]
-        assert after["cache_hits"] - before["cache_hits"] == 200 * is_direct(table, lines)
+        assert after["cache_hits"] - before["cache_hits"] == 200 * is_direct(table)
         assert after["bytes_read"] % 4096 == 0
 
 
 def test_finds_what_was_read_ahead(pack):
     ngram = pack.config.ngram
     ids = np.random.default_rng(0).integers(0, 4000, 64)
-    with NgramTable(pack, "direct", print) as table:
+    with NgramTable(pack, "direct", no_report) as table:
         table.read_ahead(ngram, ids[:0], ids)
         rows = np.unique(row_ids(ngram, contexts(ngram, ids[:0], ids)))
         deadline = time.monotonic() + 20
@@ -111,6 +109,7 @@ def test_describes_itself_in_a_line(pack):
     for mode in MODES:
         with NgramTable(pack, mode, lambda line: None) as table:
             described[mode] = table.describe()
+            assert table.notes[-1].startswith("n-gram table: 2.0 MiB, ")
             residency = table.residency()
             assert residency is None or 0 <= residency <= 1
 
@@ -124,7 +123,7 @@ def test_describes_itself_in_a_line(pack):
 
 def test_names_a_row_outside_the_table(pack):
     with (
-        NgramTable(pack, "direct", print) as table,
+        NgramTable(pack, "direct", no_report) as table,
         pytest.raises(StrataError, match=re.escape("rows[1] is 64896, outside [0, 64896)")),
     ):
         table.read_rows(np.array([0, 64896]))
@@ -132,9 +131,8 @@ def test_names_a_row_outside_the_table(pack):
 
 def test_names_row_and_byte_of_a_file_that_was_shortened(own_pack):
     info = own_pack.tensor(TENSOR)
-    lines = []
-    with NgramTable(own_pack, "direct", lines.append, cache_bytes=0) as table:
-        if not is_direct(table, lines):
+    with NgramTable(own_pack, "direct", no_report, cache_bytes=0) as table:
+        if not is_direct(table):
             return  # a mapping that is cut off ends the process
         with pathlib.Path(own_pack.file.paths[0]).open("r+b") as file:
             file.truncate(info.offset + 32 * 1000)
@@ -205,11 +203,12 @@ class TestLoading:
     def test_says_how_far_it_is_every_two_seconds(self):
         loading, lines = SlowLoading(), []
 
-        bring_in(loading, 10 * MIB, lines.append, loading.clock)
+        took = bring_in(loading, 10 * MIB, lines.append, loading.clock)
 
-        assert lines[0] == "n-gram table: 1.0 MiB of 10.0 MiB in RAM, 1 MB/s, 18 s left"
+        assert took == 20
+        assert lines[0] == "n-gram table: bringing 10.0 MiB into RAM"
+        assert lines[1] == "n-gram table: 1.0 MiB of 10.0 MiB in RAM, 1 MB/s, 18 s left"
         assert len(lines) == 10
-        assert lines[-1] == "n-gram table: 10.0 MiB in RAM after 20.0 s, 1 MB/s"
 
     def test_lets_an_interrupt_through(self):
         loading = SlowLoading(interrupt_at=103)
@@ -243,7 +242,7 @@ class TestLoading:
         )
 
         assert done.returncode == 0, done.stderr
-        warning, loaded, described, same = done.stdout.splitlines()
+        _, warning, loaded, described, same = done.stdout.splitlines()
         assert "cannot be locked" in warning
         assert re.search(r"the limit is 64 KiB, `ulimit -l 20\d\d` before the start", warning)
         assert "2.0 MiB in RAM after" in loaded
@@ -265,7 +264,7 @@ nothing = (ctypes.c_uint32 * 6)()
 assert ctypes.CDLL(None).capset(header, nothing) == 0
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
 with open_pack(sys.argv[1]) as pack, NgramTable(pack, "ram", print) as table:
-    print(table.describe())
+    print(*table.notes, sep="\\n")
     rows = np.arange(0, 64896, 7)
     print((table.read_rows(rows) == pack.view(TENSOR).reshape(64896, -1)[rows]).all())
 """
