@@ -18,8 +18,8 @@ namespace {
 
 namespace py = pybind11;
 
-// Python's name for a target is "strata.<op>"; the version is part of it because XLA's compilation cache
-// does not see this library. Raise it when any op's results or arguments change.
+// Python's name for a target is "strata.<op>"; the version is part of it because XLA's compilation
+// cache does not see this library. Raise it when any op's results or arguments change.
 constexpr const char* kTargetVersion = "2";
 
 struct Target {
@@ -28,18 +28,17 @@ struct Target {
 };
 
 constexpr Target kTargets[] = {
-    {"quant_matmul", QuantMatmulFfi}, {"expert_ffn", ExpertFfnFfi},
-    {"router_topk", RouterTopkFfi},   {"embed_rows", EmbedRowsFfi},
-    {"ngram_rows", NgramRowsFfi},     {"gdn_window", GdnWindowFfi},
-    {"qsa_append", QsaAppendFfi},     {"qsa_select", QsaSelectFfi},
-    {"qsa_attend", QsaAttendFfi},     {"hyper_read", HyperReadFfi},
-    {"ngram_gate", NgramGateFfi},
+    {"quant_matmul", QuantMatmulFfi}, {"expert_ffn", ExpertFfnFfi}, {"router_topk", RouterTopkFfi},
+    {"embed_rows", EmbedRowsFfi},     {"ngram_rows", NgramRowsFfi}, {"gdn_window", GdnWindowFfi},
+    {"qsa_append", QsaAppendFfi},     {"qsa_select", QsaSelectFfi}, {"qsa_attend", QsaAttendFfi},
+    {"hyper_read", HyperReadFfi},     {"ngram_gate", NgramGateFfi},
 };
 
 py::dict Targets() {
   py::dict targets;
   for (const Target& target : kTargets) {
-    targets[target.op] = py::capsule(reinterpret_cast<void*>(target.handler), "xla._CUSTOM_CALL_TARGET");
+    targets[target.op] =
+        py::capsule(reinterpret_cast<void*>(target.handler), "xla._CUSTOM_CALL_TARGET");
   }
   return targets;
 }
@@ -195,7 +194,8 @@ py::dict UnpackRows(int64_t type_id, const py::buffer& data, int64_t num_rows, i
   const TypeInfo* type = FindType(type_id);
   const py::buffer_info info = data.request();
   if (type == nullptr || type->form == Form::kFloat) {
-    throw std::invalid_argument("unpack_rows: type " + std::to_string(type_id) + " is not quantised");
+    throw std::invalid_argument("unpack_rows: type " + std::to_string(type_id) +
+                                " is not quantised");
   }
   const int64_t row_bytes = num_cols / type->block_values * type->block_bytes;
   if (num_cols % type->block_values != 0 || info.size * info.itemsize != num_rows * row_bytes) {
@@ -237,26 +237,27 @@ py::dict UnpackRows(int64_t type_id, const py::buffer& data, int64_t num_rows, i
 PYBIND11_MODULE(_native, module) {
   module.doc() = "Native ops of strata_jax for the host, and what controls them.";
   module.attr("TARGET_VERSION") = kTargetVersion;
-  module.attr("BUILT_API_VERSION") =
-      py::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
+  module.attr("BUILT_API_VERSION") = py::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   module.def("targets", &Targets, "XLA handlers by op name.");
   module.def("set_threads", &ThreadPool::SetThreads, py::arg("num_threads"),
              "Replaces the host ops' pool; call while no op runs.");
   module.def("num_threads", [] { return ThreadPool::Global().num_threads(); });
-  module.def("kernels", [] { return std::string(ActiveKernels().name); },
-             "Name of the instruction set in use.");
-  module.def("cpu_runs", [](const std::string& name) { return CpuRuns(name.c_str()); },
-             py::arg("name"));
-  module.def("select_kernels", [](const std::string& name) { return SelectKernels(name.c_str()); },
-             py::arg("name"), "auto, scalar, avx2 or avx512; False if it cannot run here.");
+  module.def(
+      "kernels", [] { return std::string(ActiveKernels().name); },
+      "Name of the instruction set in use.");
+  module.def(
+      "cpu_runs", [](const std::string& name) { return CpuRuns(name.c_str()); }, py::arg("name"));
+  module.def(
+      "select_kernels", [](const std::string& name) { return SelectKernels(name.c_str()); },
+      py::arg("name"), "auto, scalar, avx2 or avx512; False if it cannot run here.");
   module.def("unpack_rows", &UnpackRows, py::arg("type"), py::arg("data"), py::arg("num_rows"),
              py::arg("num_cols"), py::arg("isa"));
   py::class_<StoreHandle>(module, "WeightStore")
       .def(py::init<int64_t, int64_t>(), py::arg("num_roles"), py::arg("num_layers"))
       .def_property_readonly("slot", &StoreHandle::slot)
       .def("put", &StoreHandle::Put, py::arg("role"), py::arg("layer"), py::arg("type"),
-           py::arg("count"), py::arg("rows"), py::arg("cols"), py::arg("stride"), py::arg("address"),
-           py::arg("num_bytes"))
+           py::arg("count"), py::arg("rows"), py::arg("cols"), py::arg("stride"),
+           py::arg("address"), py::arg("num_bytes"))
       .def("close", &StoreHandle::Close);
   py::class_<TiersHandle>(module, "ExpertTiers")
       .def(py::init<const StoreHandle&, const std::array<int64_t, 3>&, int64_t, int64_t, int64_t,
@@ -268,8 +269,8 @@ PYBIND11_MODULE(_native, module) {
       .def("place", &TiersHandle::Place, py::arg("tiers"), py::arg("offsets"), py::arg("homes"))
       .def("fill", &TiersHandle::Fill, py::arg("first"), py::arg("count"))
       .def("lock", &TiersHandle::Lock, py::arg("wanted"), py::arg("first"), py::arg("count"))
-      .def("start_adapt", &TiersHandle::StartAdapt, py::arg("max_swaps"),
-           py::arg("max_peer_swaps"), py::arg("decay"))
+      .def("start_adapt", &TiersHandle::StartAdapt, py::arg("max_swaps"), py::arg("max_peer_swaps"),
+           py::arg("decay"))
       .def("finish_adapt", &TiersHandle::FinishAdapt)
       .def("audit", &TiersHandle::Audit)
       .def("tiers", &TiersHandle::Tiers)

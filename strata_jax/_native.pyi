@@ -1,10 +1,10 @@
 """Types of the native library (`ffi/module.cc`)."""
 
-from typing_extensions import Buffer
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from typing_extensions import Buffer
 
 TARGET_VERSION: str
 BUILT_API_VERSION: tuple[int, int]

@@ -30,7 +30,9 @@ def pytree(cls: type[T]) -> type[T]:
         return keys, None
 
     def unflatten(_, children):
-        value = object.__new__(cls)  # JAX rebuilds trees with leaves that are no arrays: no checks here
+        value = object.__new__(
+            cls
+        )  # JAX rebuilds trees with leaves that are no arrays: no checks here
         for name, child in zip(names, children, strict=True):
             object.__setattr__(value, name, child)
         return value

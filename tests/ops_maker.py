@@ -157,7 +157,9 @@ def poisoned_memory() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=256)
 def _program(op: str, slot: int, table: int, attributes: tuple[tuple[str, Any], ...]):
-    return jax.jit(functools.partial(getattr(native_ops(slot, table=table), op), **dict(attributes)))
+    return jax.jit(
+        functools.partial(getattr(native_ops(slot, table=table), op), **dict(attributes))
+    )
 
 
 def run_native(call: Call, slot: int, table: int = -1) -> tuple[np.ndarray, ...]:

@@ -1,4 +1,5 @@
-// Which instruction set's kernels run: chosen once from what the CPU and the operating system offer.
+// Which instruction set's kernels run: chosen once from what the CPU and the operating system
+// offer.
 
 #include <atomic>
 #include <cstring>

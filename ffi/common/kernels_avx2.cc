@@ -28,8 +28,8 @@ inline void Transpose8(__m256i v[8]) {
   }
 }
 
-void Pack(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows, int num_blocks,
-          Panel* panel) {
+void Pack(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows,
+          int num_blocks, Panel* panel) {
   const UnpackFn unpack = Avx2Unpack(type.type);
   RowSegment segments[kPanelRows];
   for (int r = 0; r < num_rows; ++r) unpack(rows + r * row_bytes, num_blocks, &segments[r]);
@@ -82,9 +82,8 @@ void PackFloat(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int
       __m256i v[8];
       for (int i = 0; i < 8; ++i) {
         const int r = 8 * half + i;
-        v[i] = r < num_rows
-                   ? LoadFloats(type, rows + r * row_bytes + c * type.block_bytes, count)
-                   : _mm256_setzero_si256();
+        v[i] = r < num_rows ? LoadFloats(type, rows + r * row_bytes + c * type.block_bytes, count)
+                            : _mm256_setzero_si256();
       }
       Transpose8(v);
       for (int i = 0; i < 8; ++i) {
@@ -211,8 +210,8 @@ void Multiply(const TypeInfo& type, const Panel& panel, int num_blocks, const Ac
   }
 }
 
-void MultiplyFloat(const FloatPanel& panel, int num_values, const Activations& x, int64_t first_value,
-                   int64_t num_rows, const PanelOutput& out) {
+void MultiplyFloat(const FloatPanel& panel, int num_values, const Activations& x,
+                   int64_t first_value, int64_t num_rows, const PanelOutput& out) {
   for (int64_t t = 0; t < num_rows; ++t) {
     const float* v = x.values + (x.rows ? x.rows[t] : t) * x.width + first_value;
     __m256 acc[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
@@ -286,7 +285,7 @@ void Accumulate(float weight, const float* row, int64_t count, float* y) {
 }  // namespace
 
 const Kernels& Avx2Kernels() {
-  static constexpr Kernels kKernels = {"avx2",   Pack,     PackFloat, Multiply,
+  static constexpr Kernels kKernels = {"avx2",        Pack,     PackFloat,  Multiply,
                                        MultiplyFloat, Quantize, SiluMulRow, Accumulate};
   return kKernels;
 }

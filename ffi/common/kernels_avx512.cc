@@ -38,8 +38,8 @@ inline void Transpose16(__m512i v[16]) {
   }
 }
 
-void Pack(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows, int num_blocks,
-          Panel* panel) {
+void Pack(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows,
+          int num_blocks, Panel* panel) {
   const UnpackFn unpack = Avx512Unpack(type.type);
   RowSegment segments[kPanelRows];
   for (int r = 0; r < num_rows; ++r) unpack(rows + r * row_bytes, num_blocks, &segments[r]);
@@ -234,8 +234,8 @@ void MultiplyFloatRows(const FloatPanel& panel, int num_values, const Activation
   for (int i = 0; i < R; ++i) AddToTotal(out, t0 + i, acc[i]);
 }
 
-void MultiplyFloat(const FloatPanel& panel, int num_values, const Activations& x, int64_t first_value,
-                   int64_t num_rows, const PanelOutput& out) {
+void MultiplyFloat(const FloatPanel& panel, int num_values, const Activations& x,
+                   int64_t first_value, int64_t num_rows, const PanelOutput& out) {
   int64_t t = 0;
   for (; t + 8 <= num_rows; t += 8) {
     MultiplyFloatRows<8>(panel, num_values, x, first_value, t, out);
@@ -299,8 +299,8 @@ void SiluMulRow(const float* gate, const float* up, int64_t count, float* h) {
     for (const float coefficient : {kExp5, kExp4, kExp3, kExp2, 1.0f, 1.0f}) {
       e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(coefficient));
     }
-    const __m512i power = _mm512_slli_epi32(
-        _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
+    const __m512i power =
+        _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
     e = _mm512_mul_ps(e, _mm512_castsi512_ps(power));
     const __m512 s = _mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1.0f), e));
     const __m512 result = _mm512_mask_mov_ps(_mm512_mul_ps(s, u), nan, g);
@@ -320,7 +320,7 @@ void Accumulate(float weight, const float* row, int64_t count, float* y) {
 }  // namespace
 
 const Kernels& Avx512Kernels() {
-  static constexpr Kernels kKernels = {"avx512", Pack,     PackFloat, Multiply,
+  static constexpr Kernels kKernels = {"avx512",      Pack,     PackFloat,  Multiply,
                                        MultiplyFloat, Quantize, SiluMulRow, Accumulate};
   return kKernels;
 }

@@ -16,8 +16,8 @@ float LoadFloat(const TypeInfo& type, const uint8_t* bytes) {
   return value;
 }
 
-void Pack(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows, int num_blocks,
-          Panel* panel) {
+void Pack(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows,
+          int num_blocks, Panel* panel) {
   const UnpackFn unpack = ScalarUnpack(type.type);
   RowSegment segment = {};
   for (int r = 0; r < kPanelRows; ++r) {
@@ -59,7 +59,8 @@ void BlockIntegers(const TypeInfo& type, const Panel& panel, int b, int r, const
   *j_out = 0;
   for (int g = 0; g < 2; ++g) {
     *i_out += (split ? static_cast<int32_t>(panel.k[2 * b + g][r]) : 1) * half[g];
-    *j_out += (type.form == Form::kSplitMin ? static_cast<int32_t>(panel.n[2 * b + g][r]) : 1) * sums[g];
+    *j_out +=
+        (type.form == Form::kSplitMin ? static_cast<int32_t>(panel.n[2 * b + g][r]) : 1) * sums[g];
   }
 }
 
@@ -85,8 +86,8 @@ void Multiply(const TypeInfo& type, const Panel& panel, int num_blocks, const Ac
   }
 }
 
-void MultiplyFloat(const FloatPanel& panel, int num_values, const Activations& x, int64_t first_value,
-                   int64_t num_rows, const PanelOutput& out) {
+void MultiplyFloat(const FloatPanel& panel, int num_values, const Activations& x,
+                   int64_t first_value, int64_t num_rows, const PanelOutput& out) {
   for (int64_t t = 0; t < num_rows; ++t) {
     const float* v = x.values + (x.rows ? x.rows[t] : t) * x.width + first_value;
     float* y = out.y + t * out.stride;
@@ -124,7 +125,7 @@ void Accumulate(float weight, const float* row, int64_t count, float* y) {
 }  // namespace
 
 const Kernels& ScalarKernels() {
-  static constexpr Kernels kKernels = {"scalar", Pack,     PackFloat, Multiply,
+  static constexpr Kernels kKernels = {"scalar",      Pack,     PackFloat,  Multiply,
                                        MultiplyFloat, Quantize, SiluMulRow, Accumulate};
   return kKernels;
 }

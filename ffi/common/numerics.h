@@ -1,9 +1,9 @@
 // The float arithmetic of contract T (numerics.md), spelled out operation by operation.
 //
-// Every function is one IEEE float32 operation, or a documented sequence of them. Files that include
-// this are compiled with -ffp-contract=off and without fast math, so a*b+c is never fused unless
-// std::fma says so. The functions are static: files are compiled for different instruction sets, and the
-// linker must not let the one for AVX-512 stand for all.
+// Every function is one IEEE float32 operation, or a documented sequence of them. Files that
+// include this are compiled with -ffp-contract=off and without fast math, so a*b+c is never fused
+// unless std::fma says so. The functions are static: files are compiled for different instruction
+// sets, and the linker must not let the one for AVX-512 stand for all.
 #pragma once
 
 #include <bit>
@@ -17,8 +17,8 @@
 
 namespace strata {
 
-// Round to nearest even, subnormals kept. XLA's threads run with FTZ and DAZ on and a thread inherits
-// the mode of its creator, so every handler and every pool thread opens one of these.
+// Round to nearest even, subnormals kept. XLA's threads run with FTZ and DAZ on and a thread
+// inherits the mode of its creator, so every handler and every pool thread opens one of these.
 class FloatMode {
  public:
   FloatMode() {
@@ -61,8 +61,8 @@ static inline float Bf16ToFloat(const uint8_t* bytes) {
 }
 
 // Constants of SiLU's exponential. log2e and ln 2 split in two (hi has 11 trailing zero bits, so
-// n * hi is exact for |n| < 2^8); the polynomial is the degree-6 Taylor expansion of e^r, enough for
-// |r| <= ln2/2: the remainder r^7/5040 is below 2^-23 relative.
+// n * hi is exact for |n| < 2^8); the polynomial is the degree-6 Taylor expansion of e^r, enough
+// for |r| <= ln2/2: the remainder r^7/5040 is below 2^-23 relative.
 inline constexpr float kLog2e = 0x1.715476p+0f;
 inline constexpr float kLn2Hi = 0x1.62ep-1f;
 inline constexpr float kLn2Lo = 0x1.0bfbe8p-15f;
@@ -88,7 +88,8 @@ static inline float ExpBounded(float c) {
   return e * power;
 }
 
-// h = (g / (1 + e^-g)) * u. A NaN gate gives NaN: the comparisons keep it away from the integer cast.
+// h = (g / (1 + e^-g)) * u. A NaN gate gives NaN: the comparisons keep it away from the integer
+// cast.
 static inline float SiluMul(float g, float u) {
   if (!(g == g)) return g;
   float c = -g;

@@ -1,9 +1,10 @@
-// The layout that products read: one segment of 16 weight rows, interleaved so that a vector lane is a
-// weight row.
+// The layout that products read: one segment of 16 weight rows, interleaved so that a vector lane
+// is a weight row.
 //
 // With a lane per row a product needs no horizontal sum, and the order of every float sum is the
-// documented one whatever the vector width: block after block inside a segment, segment after segment
-// into the total (numerics.md, contract T). One activation row or hundreds use the same code.
+// documented one whatever the vector width: block after block inside a segment, segment after
+// segment into the total (numerics.md, contract T). One activation row or hundreds use the same
+// code.
 #pragma once
 
 #include <cstdint>
@@ -31,20 +32,20 @@ struct FloatPanel {
 
 // Rows of quantised activations. Row r of the product reads row `rows[r]` (r itself if null).
 struct Activations {
-  const int8_t* codes;    // [T, K]
-  const float* scales;    // [T, K/32]
-  const int32_t* sums;    // [T, K/16]  sum of the codes of each half block
-  const float* values;    // [T, K]     only for weights that are not quantised; null otherwise
-  int64_t width;          // K
+  const int8_t* codes;  // [T, K]
+  const float* scales;  // [T, K/32]
+  const int32_t* sums;  // [T, K/16]  sum of the codes of each half block
+  const float* values;  // [T, K]     only for weights that are not quantised; null otherwise
+  int64_t width;        // K
   const int32_t* rows;
 };
 
 // Where the products go: 16 consecutive columns (fewer in the last panel) of each row.
 struct PanelOutput {
-  float* y;               // first column of the panel in row 0
-  int64_t stride;         // floats between rows
-  int num_columns;        // 1..16
-  bool first;             // first segment of the row: the total starts at +0
+  float* y;         // first column of the panel in row 0
+  int64_t stride;   // floats between rows
+  int num_columns;  // 1..16
+  bool first;       // first segment of the row: the total starts at +0
 };
 
 // One instruction set's versions. All give the same bits.

@@ -5,8 +5,8 @@
 namespace strata {
 namespace {
 
-// Asks for a segment of every row of the panel. The rows lie a stride apart, more streams than the hardware's own
-// prefetcher follows.
+// Asks for a segment of every row of the panel. The rows lie a stride apart, more streams than the
+// hardware's own prefetcher follows.
 inline void Prefetch(const uint8_t* segment, int64_t row_bytes, int num_rows, int64_t num_bytes) {
   for (int r = 0; r < num_rows; ++r) {
     for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(segment + r * row_bytes + i);
@@ -36,8 +36,8 @@ Activations QuantizedRows::View(const int32_t* rows) const {
   return {codes_.data(), scales_.data(), sums_.data(), values_, width_, rows};
 }
 
-void MultiplyPanel(const Matrix& shape, const uint8_t* bytes, int64_t first_row, const Activations& x,
-                   int64_t num_rows, float* y, int64_t stride) {
+void MultiplyPanel(const Matrix& shape, const uint8_t* bytes, int64_t first_row,
+                   const Activations& x, int64_t num_rows, float* y, int64_t stride) {
   const Kernels& kernels = ActiveKernels();
   const TypeInfo& type = *shape.type;
   const int columns = static_cast<int>(std::min<int64_t>(kPanelRows, shape.rows - first_row));

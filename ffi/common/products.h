@@ -32,9 +32,10 @@ class QuantizedRows {
 
 inline int64_t NumPanels(int64_t rows) { return (rows + kPanelRows - 1) / kPanelRows; }
 
-// y[t, 0..15] = x[row t] . W[first_row .. first_row + 15], for t < num_rows; fewer columns at the end
-// of the matrix. `bytes` is where one matrix of that shape and type begins: in the file or in a tier's slot.
-void MultiplyPanel(const Matrix& shape, const uint8_t* bytes, int64_t first_row, const Activations& x,
-                   int64_t num_rows, float* y, int64_t stride);
+// y[t, 0..15] = x[row t] . W[first_row .. first_row + 15], for t < num_rows; fewer columns at the
+// end of the matrix. `bytes` is where one matrix of that shape and type begins: in the file or in a
+// tier's slot.
+void MultiplyPanel(const Matrix& shape, const uint8_t* bytes, int64_t first_row,
+                   const Activations& x, int64_t num_rows, float* y, int64_t stride);
 
 }  // namespace strata

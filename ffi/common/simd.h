@@ -1,8 +1,9 @@
 // 16 floats at a time for the dense host ops, in the compiler's vector extension.
 //
-// A function marked STRATA_CLONES is built for AVX-512, AVX2 and the baseline, and the loader picks. The
-// dense part need not give the same bits on different CPUs (design.md), but on one machine it must not
-// depend on the number of rows: so everything here works on one row, with a fixed order of sums.
+// A function marked STRATA_CLONES is built for AVX-512, AVX2 and the baseline, and the loader
+// picks. The dense part need not give the same bits on different CPUs (design.md), but on one
+// machine it must not depend on the number of rows: so everything here works on one row, with a
+// fixed order of sums.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,7 @@
 #include "common/numerics.h"
 
 #if defined(__x86_64__) && !defined(STRATA_NO_CLONES)
-#define STRATA_CLONES \
-  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define STRATA_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define STRATA_CLONES
 #endif

@@ -1,13 +1,17 @@
-// A small pool for the host ops: the calling thread works too, and helpers spin briefly between jobs.
+// A small pool for the host ops: the calling thread works too, and helpers spin briefly between
+// jobs.
 //
 // Shared words, and who may write them:
-//   job_     2 * number of the job + 1 while it takes helpers, 2 * number afterwards. Caller only. It is
-//            raised after body_, count_ and next_ are set, so a helper that sees it odd sees the job.
+//   job_     2 * number of the job + 1 while it takes helpers, 2 * number afterwards. Caller only.
+//   It is
+//            raised after body_, count_ and next_ are set, so a helper that sees it odd sees the
+//            job.
 //   next_    fetch_add by everybody: each index goes to exactly one thread.
 //   active_  helpers raise it before they look at job_ and lower it when they are out. The caller
-//            closes the job, then waits for zero. All three accesses are sequentially consistent: either
-//            the helper sees the closed job, or the caller sees the helper. So body_ may live on the
-//            caller's stack, results are visible after Run, and a helper that sleeps delays nobody.
+//            closes the job, then waits for zero. All three accesses are sequentially consistent:
+//            either the helper sees the closed job, or the caller sees the helper. So body_ may
+//            live on the caller's stack, results are visible after Run, and a helper that sleeps
+//            delays nobody.
 // One job at a time: callers on different threads are serialised by job_mutex_.
 #pragma once
 

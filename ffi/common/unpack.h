@@ -11,9 +11,9 @@
 
 namespace strata {
 
-inline constexpr int kBlock = 32;            // values that share one activation scale
-inline constexpr int kSegmentBlocks = 8;     // blocks in a segment
-inline constexpr int kSegment = 256;         // kBlock * kSegmentBlocks
+inline constexpr int kBlock = 32;         // values that share one activation scale
+inline constexpr int kSegmentBlocks = 8;  // blocks in a segment
+inline constexpr int kSegment = 256;      // kBlock * kSegmentBlocks
 
 // One segment of one weight row. Which members a type fills depends on its Form.
 struct RowSegment {

@@ -1,15 +1,16 @@
-#include "cuda/devices.h"
-
 #include <cuda_runtime.h>
 
 #include <sstream>
+
+#include "cuda/devices.h"
 
 namespace strata {
 namespace {
 
 constexpr int64_t kMib = int64_t{1} << 20;
 
-// Never launched: asking for its attributes loads the build's code for a device, or says there is none.
+// Never launched: asking for its attributes loads the build's code for a device, or says there is
+// none.
 __global__ void ProbeKernel() {}
 
 std::string Join(const std::vector<std::string>& words) {
@@ -70,8 +71,8 @@ std::string Dotted(int version) {
 std::string NoDevice(cudaError_t status, const CudaMachine& machine) {
   if (machine.driver_version == 0) return "no NVIDIA driver (libcuda.so.1) is installed";
   if (status == cudaErrorInsufficientDriver) {
-    return "the driver runs CUDA up to " + Dotted(machine.driver_version) +
-           ", this build needs " + Dotted(machine.runtime_version) + "; update the driver";
+    return "the driver runs CUDA up to " + Dotted(machine.driver_version) + ", this build needs " +
+           Dotted(machine.runtime_version) + "; update the driver";
   }
   if (status == cudaSuccess || status == cudaErrorNoDevice) {
     return "the driver shows this process no device";

@@ -1,7 +1,8 @@
 // What the CUDA library can say about a machine before any model runs there.
 //
-// No driver, no device, or a device that this build has no code for is an answer, not an error. Looking
-// creates the primary context of each device, which takes some of its memory until the process ends.
+// No driver, no device, or a device that this build has no code for is an answer, not an error.
+// Looking creates the primary context of each device, which takes some of its memory until the
+// process ends.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,8 @@ struct CudaDevice {
 };
 
 struct CudaMachine {
-  int driver_version = 0;   // newest CUDA the driver runs, 1000 * major + 10 * minor; 0 without a driver
+  int driver_version =
+      0;  // newest CUDA the driver runs, 1000 * major + 10 * minor; 0 without a driver
   int runtime_version = 0;  // CUDA this library was built with, in the same way
   std::string problem;      // why there is no device; empty if there is one
   std::vector<CudaDevice> devices;

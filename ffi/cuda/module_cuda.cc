@@ -1,4 +1,5 @@
-// The CUDA library: so far it only looks at devices. It is loaded where one is wanted, never by _native.
+// The CUDA library: so far it only looks at devices. It is loaded where one is wanted, never by
+// _native.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -10,9 +10,9 @@
 namespace strata {
 
 struct EmbedRowsArgs {
-  const int32_t* ids;   // [T]
-  float* out;           // [T, D]
-  int64_t num_rows;     // T
+  const int32_t* ids;  // [T]
+  float* out;          // [T, D]
+  int64_t num_rows;    // T
   int64_t num_live;
   const Matrix* table;  // [V, D]
 };

@@ -26,8 +26,8 @@ ffi::Error Handle(ffi::BufferR1<ffi::S32> ids, ffi::BufferR0<ffi::S32> live,
   for (int64_t t = 0; t < num_live; ++t) {
     const int32_t id = ids.typed_data()[t];
     STRATA_CHECK_ARG("embed_rows", id >= 0 && id < table->rows,
-                     "ids[" + std::to_string(t) + "] is " + std::to_string(id) +
-                         ", outside [0, " + std::to_string(table->rows) + ")");
+                     "ids[" + std::to_string(t) + "] is " + std::to_string(id) + ", outside [0, " +
+                         std::to_string(table->rows) + ")");
   }
   EmbedRows({ids.typed_data(), out->typed_data(), num_rows, num_live, table});
   return ffi::Error::Success();

@@ -14,7 +14,7 @@
 namespace strata {
 namespace {
 
-constexpr int64_t kRowsAtOnce = 64;  // bounds the stack buffers of a gate/up panel
+constexpr int64_t kRowsAtOnce = 64;   // bounds the stack buffers of a gate/up panel
 constexpr int64_t kStreamSlots = 16;  // staging slots of the streamed share
 constexpr std::chrono::milliseconds kTierTimeout{60000};
 
@@ -28,16 +28,16 @@ struct Group {
   int64_t first_entry;  // of the router's order: when this expert was first asked for
 };
 
-// Everything a call needs beside its arguments; kept from call to call. Owned jointly with the tier workers'
-// jobs, so that a worker which misses its time-out never writes to freed memory.
+// Everything a call needs beside its arguments; kept from call to call. Owned jointly with the tier
+// workers' jobs, so that a worker which misses its time-out never writes to freed memory.
 struct Workspace {
-  std::vector<Group> groups;          // of the routed experts by id, then the shared expert
+  std::vector<Group> groups;  // of the routed experts by id, then the shared expert
   std::vector<Group> primary, peer, host, file;
-  std::vector<int32_t> token_of;      // [entries] sorted by expert; the shared expert's rows last
-  std::vector<int32_t> place_of;      // [T * A] entry -> place in the sorted order
+  std::vector<int32_t> token_of;  // [entries] sorted by expert; the shared expert's rows last
+  std::vector<int32_t> place_of;  // [T * A] entry -> place in the sorted order
   std::vector<int32_t> identity;
-  std::vector<float> hidden;          // [entries, F]
-  std::vector<float> rows;            // [entries, D]
+  std::vector<float> hidden;                  // [entries, F]
+  std::vector<float> rows;                    // [entries, D]
   std::vector<std::vector<uint8_t>> staging;  // copies of streamed and file-tier experts
   QuantizedRows inputs;
   QuantizedRows hidden_rows;
@@ -83,7 +83,8 @@ uint8_t* Staging(Workspace& work, size_t index, int64_t size) {
   return work.staging[index].data();
 }
 
-// The last misses in the router's order up to the streamed share become the primary's, through a copy.
+// The last misses in the router's order up to the streamed share become the primary's, through a
+// copy.
 void StreamShare(ExpertTiers& tiers, int64_t layer, Workspace& work) {
   const double share = tiers.options().stream_share;
   const auto misses = static_cast<int64_t>(work.host.size());
@@ -95,8 +96,7 @@ void StreamShare(ExpertTiers& tiers, int64_t layer, Workspace& work) {
   for (int64_t i = 0; i < count; ++i) {
     Group group = work.host.back();
     work.host.pop_back();
-    group.bytes =
-        tiers.CopyTo(layer, group.expert, Staging(work, i, tiers.ExpertSize(layer)));
+    group.bytes = tiers.CopyTo(layer, group.expert, Staging(work, i, tiers.ExpertSize(layer)));
     tiers.counters().entries_host -= group.end - group.begin;
     tiers.counters().entries_stream += group.end - group.begin;
     tiers.counters().bytes_streamed += tiers.ExpertSize(layer);
@@ -135,7 +135,8 @@ void PlanTiers(ExpertTiers& tiers, int64_t layer, Workspace& work) {
   StreamShare(tiers, layer, work);
 }
 
-// Runs body(group, panel) for every panel of every group, `rows` telling a group's number of weight rows.
+// Runs body(group, panel) for every panel of every group, `rows` telling a group's number of weight
+// rows.
 void ForEachPanel(ThreadPool& pool, std::span<const Group> groups,
                   const std::function<int64_t(const Group&)>& rows,
                   const std::function<void(const Group&, int64_t)>& body) {
@@ -166,7 +167,8 @@ void GateUpPanel(const Group& group, int64_t panel, Workspace& work) {
   }
 }
 
-// One tier's groups from activations to rows. Groups write disjoint rows, so tiers may run side by side.
+// One tier's groups from activations to rows. Groups write disjoint rows, so tiers may run side by
+// side.
 void RunGroups(ThreadPool& pool, std::span<const Group> groups, Workspace& work) {
   if (groups.empty()) return;
   ForEachPanel(
@@ -191,8 +193,8 @@ void RunGroups(ThreadPool& pool, std::span<const Group> groups, Workspace& work)
 // File-tier experts are read into memory one after the other, and their pages given back.
 void RunFileGroups(ExpertTiers& tiers, int64_t layer, Workspace& work) {
   for (Group& group : work.file) {
-    group.bytes = tiers.CopyTo(layer, group.expert,
-                               Staging(work, kStreamSlots, tiers.ExpertSize(layer)));
+    group.bytes =
+        tiers.CopyTo(layer, group.expert, Staging(work, kStreamSlots, tiers.ExpertSize(layer)));
     tiers.Forget(layer, group.expert);
     tiers.counters().bytes_read += tiers.ExpertSize(layer);
     RunGroups(ThreadPool::Global(), {&group, 1}, work);
@@ -284,7 +286,10 @@ std::string ExpertFfn(const ExpertFfnArgs& args) {
   const int64_t routed = args.num_live * args.num_active;
   const Group shared = {&work->shared,
                         {args.shared.gate->bytes, args.shared.up->bytes, args.shared.down->bytes},
-                        0, routed, routed + args.num_live, routed};
+                        0,
+                        routed,
+                        routed + args.num_live,
+                        routed};
   if (args.tiers == nullptr) {
     work->groups.push_back(shared);
     RunGroups(ThreadPool::Global(), work->groups, *work);

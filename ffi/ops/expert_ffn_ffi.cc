@@ -36,9 +36,9 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> x, ffi::BufferR2<ffi::S32> ids,
   STRATA_CHECK_ARG("expert_ffn", Fits(args.routed, args.width) && Fits(args.shared, args.width),
                    "the matrices of layer " + std::to_string(layer) + " do not fit rows of " +
                        std::to_string(args.width));
-  STRATA_CHECK_ARG("expert_ffn", args.num_live >= 0 && args.num_live <= args.num_rows,
-                   std::to_string(args.num_live) + " live rows of " +
-                       std::to_string(args.num_rows));
+  STRATA_CHECK_ARG(
+      "expert_ffn", args.num_live >= 0 && args.num_live <= args.num_rows,
+      std::to_string(args.num_live) + " live rows of " + std::to_string(args.num_rows));
   STRATA_CHECK_ARG("expert_ffn",
                    ids.dimensions()[0] == args.num_rows &&
                        HasShape(weights, {args.num_rows, args.num_active}) &&

@@ -60,7 +60,8 @@ void GatesOfRow(const GdnWindowArgs& a, const float* alpha, const float* beta, f
   }
 }
 
-// Sixteen value columns of one head through all live rows: their part of S stays in the first cache.
+// Sixteen value columns of one head through all live rows: their part of S stays in the first
+// cache.
 STRATA_CLONES void DeltaRulePanel(const GdnWindowArgs& a, const Workspace& work, int64_t channels,
                                   int64_t head, int64_t column) {
   const int64_t dim = a.head_dim;
@@ -93,8 +94,7 @@ STRATA_CLONES void DeltaRulePanel(const GdnWindowArgs& a, const Workspace& work,
         out[j] += q[i + j] * s;
       }
     }
-    Store((out[0] + out[1]) + (out[2] + out[3]),
-          a.y + (t * a.value_heads + head) * dim + column);
+    Store((out[0] + out[1]) + (out[2] + out[3]), a.y + (t * a.value_heads + head) * dim + column);
   }
 }
 

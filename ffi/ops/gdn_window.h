@@ -1,13 +1,14 @@
 // gdn_window: a gated-delta-net block between its projections, row after row.
 //
-// Per row: causal depthwise convolution (K taps) and SiLU over the q, k, v channels; q and k normalised per
-// head (x / sqrt(sum x^2 + 1e-6)), q scaled by C^-1/2; then per value head n with key head n mod Kh, from
-// state S [C, Cv]:
+// Per row: causal depthwise convolution (K taps) and SiLU over the q, k, v channels; q and k
+// normalised per head (x / sqrt(sum x^2 + 1e-6)), q scaled by C^-1/2; then per value head n with
+// key head n mod Kh, from state S [C, Cv]:
 //   d = exp(a_log_neg softplus(alpha + dt_bias)),  b = sigmoid(beta)
 //   u = b (v - d (k^T S));  S <- d S + k u^T;  o = q^T S
-// and y = RMS(o) norm_weight sigmoid(z) per value head (model.md, section 3; weights in GGUF order).
-// Each row depends on the rows before it and on the incoming state only, in one order of sums: the same bits
-// in a window of any width and in a tile. Rows at and past num_live change no state and give zeros.
+// and y = RMS(o) norm_weight sigmoid(z) per value head (model.md, section 3; weights in GGUF
+// order). Each row depends on the rows before it and on the incoming state only, in one order of
+// sums: the same bits in a window of any width and in a tile. Rows at and past num_live change no
+// state and give zeros.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +21,15 @@ struct GdnWindowArgs {
   const float* decay;        // [Vh]  -exp(A_log)
   const float* dt_bias;      // [Vh]
   const float* norm_weight;  // [C]
-  float* conv_state;         // [K-1, channels]  last inputs before the window, oldest first; in place
-  float* state;              // [Vh, C, C]       key index first; in place
-  float* y;                  // [T, Vh*C]
-  int64_t num_rows;          // T
+  float* conv_state;  // [K-1, channels]  last inputs before the window, oldest first; in place
+  float* state;       // [Vh, C, C]       key index first; in place
+  float* y;           // [T, Vh*C]
+  int64_t num_rows;   // T
   int64_t num_live;
-  int64_t num_taps;          // K
-  int64_t key_heads;         // Kh
-  int64_t value_heads;       // Vh
-  int64_t head_dim;          // C, of keys and values; a multiple of 16
+  int64_t num_taps;     // K
+  int64_t key_heads;    // Kh
+  int64_t value_heads;  // Vh
+  int64_t head_dim;     // C, of keys and values; a multiple of 16
   float eps;
 };
 

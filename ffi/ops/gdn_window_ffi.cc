@@ -27,21 +27,19 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> proj, ffi::BufferR2<ffi::F32> conv_wei
   args.head_dim = state.dimensions()[1];
   args.eps = eps;
   const int64_t channels = conv_weight.dimensions()[1];
-  STRATA_CHECK_ARG("gdn_window",
-                   key_heads > 0 && args.value_heads % key_heads == 0 && args.head_dim % 16 == 0 &&
-                       channels == (2 * key_heads + args.value_heads) * args.head_dim &&
-                       proj.dimensions()[1] ==
-                           channels + args.value_heads * (args.head_dim + 2) &&
-                       args.num_taps > 0 && HasShape(conv_state, {args.num_taps - 1, channels}) &&
-                       state.dimensions()[2] == args.head_dim &&
-                       HasShape(decay, {args.value_heads}) &&
-                       HasShape(dt_bias, {args.value_heads}) &&
-                       HasShape(norm_weight, {args.head_dim}),
-                   "shapes of proj, conv_weight, conv_state, state, decay, dt_bias and norm_weight "
-                   "do not belong together");
-  STRATA_CHECK_ARG("gdn_window", args.num_live >= 0 && args.num_live <= args.num_rows,
-                   std::to_string(args.num_live) + " live rows of " +
-                       std::to_string(args.num_rows));
+  STRATA_CHECK_ARG(
+      "gdn_window",
+      key_heads > 0 && args.value_heads % key_heads == 0 && args.head_dim % 16 == 0 &&
+          channels == (2 * key_heads + args.value_heads) * args.head_dim &&
+          proj.dimensions()[1] == channels + args.value_heads * (args.head_dim + 2) &&
+          args.num_taps > 0 && HasShape(conv_state, {args.num_taps - 1, channels}) &&
+          state.dimensions()[2] == args.head_dim && HasShape(decay, {args.value_heads}) &&
+          HasShape(dt_bias, {args.value_heads}) && HasShape(norm_weight, {args.head_dim}),
+      "shapes of proj, conv_weight, conv_state, state, decay, dt_bias and norm_weight "
+      "do not belong together");
+  STRATA_CHECK_ARG(
+      "gdn_window", args.num_live >= 0 && args.num_live <= args.num_rows,
+      std::to_string(args.num_live) + " live rows of " + std::to_string(args.num_rows));
   args.proj = proj.typed_data();
   args.conv_weight = conv_weight.typed_data();
   args.decay = decay.typed_data();

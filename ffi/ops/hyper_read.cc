@@ -92,7 +92,8 @@ void HyperRead(const HyperReadArgs& a) {
   pool.Run(down_panels + (a.inject != nullptr ? NumPanels(J) : 0), [&](int64_t panel) {
     const int64_t first = panel * kPanelRows;
     if (panel < down_panels) {
-      MultiplyPanel(*a.down, a.down->bytes, first, normed, a.num_live, work.mixed.data() + first, rank);
+      MultiplyPanel(*a.down, a.down->bytes, first, normed, a.num_live, work.mixed.data() + first,
+                    rank);
     } else {
       const int64_t column = first - down_panels * kPanelRows;
       MultiplyPanel(*a.inject, a.inject->bytes, column, normed, a.num_live,

@@ -34,14 +34,14 @@ ffi::Error Handle(ffi::BufferR3<ffi::F32> streams, ffi::BufferR2<ffi::F32> y,
                    args.down != nullptr && args.up != nullptr && args.down->cols == wide &&
                        args.up->rows == wide && args.up->cols == args.down->rows &&
                        args.width % 16 == 0 && (args.inject != nullptr) == (roles[1] >= 0) &&
-                       (args.inject == nullptr || (args.inject->cols == wide &&
-                                                   args.inject->rows == args.num_streams)),
+                       (args.inject == nullptr ||
+                        (args.inject->cols == wide && args.inject->rows == args.num_streams)),
                    "the matrices of layer " + std::to_string(layer) + " do not fit " +
                        std::to_string(args.num_streams) + " streams of " +
                        std::to_string(args.width));
-  STRATA_CHECK_ARG("hyper_read", args.num_live >= 0 && args.num_live <= args.num_rows,
-                   std::to_string(args.num_live) + " live rows of " +
-                       std::to_string(args.num_rows));
+  STRATA_CHECK_ARG(
+      "hyper_read", args.num_live >= 0 && args.num_live <= args.num_rows,
+      std::to_string(args.num_live) + " live rows of " + std::to_string(args.num_rows));
   STRATA_CHECK_ARG("hyper_read",
                    HasShape(y, {args.num_rows, args.width}) &&
                        HasShape(beta, {args.num_rows, args.num_streams}) &&

@@ -25,21 +25,20 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> key_value, ffi::BufferR2<ffi::F32> nor
   args.num_taps = conv_weight.dimensions()[0];
   args.dilation = dilation;
   args.eps = eps;
-  STRATA_CHECK_ARG("ngram_gate",
-                   args.width % 16 == 0 && args.num_taps > 0 && dilation > 0 &&
-                       HasShape(key_value, {streams.dimensions()[0],
-                                            (args.num_streams + 1) * args.width}) &&
-                       HasShape(norm_key, {args.num_streams, args.width}) &&
-                       HasShape(norm_query, {args.num_streams, args.width}) &&
-                       HasShape(norm_conv, {args.num_streams, args.width}) &&
-                       conv_weight.dimensions()[1] == args.num_streams * args.width &&
-                       HasShape(conv_state, {(args.num_taps - 1) * dilation,
-                                             args.num_streams * args.width}),
-                   "shapes of key_value, the norms, conv_weight, conv_state and streams do not "
-                   "belong together");
-  STRATA_CHECK_ARG("ngram_gate", args.num_live >= 0 && args.num_live <= streams.dimensions()[0],
-                   std::to_string(args.num_live) + " live rows of " +
-                       std::to_string(streams.dimensions()[0]));
+  STRATA_CHECK_ARG(
+      "ngram_gate",
+      args.width % 16 == 0 && args.num_taps > 0 && dilation > 0 &&
+          HasShape(key_value, {streams.dimensions()[0], (args.num_streams + 1) * args.width}) &&
+          HasShape(norm_key, {args.num_streams, args.width}) &&
+          HasShape(norm_query, {args.num_streams, args.width}) &&
+          HasShape(norm_conv, {args.num_streams, args.width}) &&
+          conv_weight.dimensions()[1] == args.num_streams * args.width &&
+          HasShape(conv_state, {(args.num_taps - 1) * dilation, args.num_streams * args.width}),
+      "shapes of key_value, the norms, conv_weight, conv_state and streams do not "
+      "belong together");
+  STRATA_CHECK_ARG(
+      "ngram_gate", args.num_live >= 0 && args.num_live <= streams.dimensions()[0],
+      std::to_string(args.num_live) + " live rows of " + std::to_string(streams.dimensions()[0]));
   args.key_value = key_value.typed_data();
   args.norm_key = norm_key.typed_data();
   args.norm_query = norm_query.typed_data();

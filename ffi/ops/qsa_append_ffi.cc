@@ -41,23 +41,21 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> proj, ffi::BufferR1<ffi::F32> q_norm,
                    std::to_string(args.num_live) + " rows at position " + std::to_string(args.pos) +
                        ", the cache has " + std::to_string(cells) + " cells");
   const int64_t index_width = args.index_heads > 0 ? (args.index_heads + 1) * args.index_dim : 0;
-  STRATA_CHECK_ARG("qsa_append",
-                   proj.dimensions()[1] ==
-                           (2 * args.num_heads + 2 * args.num_kv_heads) * args.head_dim +
-                               index_width &&
-                       args.rotated <= args.head_dim && HasShape(q_norm, {args.head_dim}) &&
-                       HasShape(k_norm, {args.head_dim}) &&
-                       HasShape(values, {cells, args.num_kv_heads, args.head_dim}) &&
-                       (args.index_heads == 0 ||
-                        (args.rotated <= args.index_dim && ratio > 0 &&
-                         HasShape(index_q_norm, {args.index_dim}) &&
-                         HasShape(index_k_norm, {args.index_dim}) &&
-                         HasShape(index_raw, {cells, args.index_dim}) &&
-                         index_keys.dimensions()[0] * 16 * ratio >= cells &&
-                         index_keys.dimensions()[1] == args.index_dim &&
-                         index_keys.dimensions()[2] == 16)),
-                   "shapes of proj, the norms, keys, values and the indexer's caches do not belong "
-                   "together");
+  STRATA_CHECK_ARG(
+      "qsa_append",
+      proj.dimensions()[1] ==
+              (2 * args.num_heads + 2 * args.num_kv_heads) * args.head_dim + index_width &&
+          args.rotated <= args.head_dim && HasShape(q_norm, {args.head_dim}) &&
+          HasShape(k_norm, {args.head_dim}) &&
+          HasShape(values, {cells, args.num_kv_heads, args.head_dim}) &&
+          (args.index_heads == 0 ||
+           (args.rotated <= args.index_dim && ratio > 0 &&
+            HasShape(index_q_norm, {args.index_dim}) && HasShape(index_k_norm, {args.index_dim}) &&
+            HasShape(index_raw, {cells, args.index_dim}) &&
+            index_keys.dimensions()[0] * 16 * ratio >= cells &&
+            index_keys.dimensions()[1] == args.index_dim && index_keys.dimensions()[2] == 16)),
+      "shapes of proj, the norms, keys, values and the indexer's caches do not belong "
+      "together");
   args.proj = proj.typed_data();
   args.q_norm = q_norm.typed_data();
   args.k_norm = k_norm.typed_data();

@@ -52,7 +52,8 @@ STRATA_CLONES float SoftmaxWeights(float* scores, int64_t count) {
   return total;
 }
 
-STRATA_CLONES void AttendHeads(const QsaAttendArgs& a, int64_t t, int64_t kv_head, Workspace& work) {
+STRATA_CLONES void AttendHeads(const QsaAttendArgs& a, int64_t t, int64_t kv_head,
+                               Workspace& work) {
   const int64_t dim = a.head_dim;
   const int64_t group = a.num_heads / a.num_kv_heads;
   const int64_t count = static_cast<int64_t>(work.cells.size());

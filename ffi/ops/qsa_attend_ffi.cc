@@ -31,20 +31,18 @@ ffi::Error Handle(ffi::BufferR3<ffi::F32> q, ffi::BufferR2<ffi::F32> proj,
                        args.pos + args.num_live <= cells,
                    std::to_string(args.num_live) + " rows at position " + std::to_string(args.pos) +
                        ", the cache has " + std::to_string(cells) + " cells");
-  STRATA_CHECK_ARG("qsa_attend",
-                   ratio >= 0 && args.head_dim % 16 == 0 && args.num_kv_heads > 0 &&
-                       args.num_heads % args.num_kv_heads == 0 &&
-                       keys.dimensions()[2] == args.head_dim &&
-                       HasShape(values, {cells, args.num_kv_heads, args.head_dim}) &&
-                       proj.dimensions()[0] == args.num_rows &&
-                       blocks.dimensions()[0] == args.num_rows &&
-                       args.proj_stride >= 2 * args.num_heads * args.head_dim,
-                   "shapes of q, proj, keys, values and blocks do not belong together");
+  STRATA_CHECK_ARG(
+      "qsa_attend",
+      ratio >= 0 && args.head_dim % 16 == 0 && args.num_kv_heads > 0 &&
+          args.num_heads % args.num_kv_heads == 0 && keys.dimensions()[2] == args.head_dim &&
+          HasShape(values, {cells, args.num_kv_heads, args.head_dim}) &&
+          proj.dimensions()[0] == args.num_rows && blocks.dimensions()[0] == args.num_rows &&
+          args.proj_stride >= 2 * args.num_heads * args.head_dim,
+      "shapes of q, proj, keys, values and blocks do not belong together");
   for (int64_t i = 0; ratio > 0 && i < args.num_live * args.num_blocks; ++i) {
     const int64_t block = blocks.typed_data()[i];
     const int64_t row = i / args.num_blocks;
-    STRATA_CHECK_ARG("qsa_attend",
-                     block >= -1 && (block + 1) * ratio <= args.pos + row + 1,
+    STRATA_CHECK_ARG("qsa_attend", block >= -1 && (block + 1) * ratio <= args.pos + row + 1,
                      "blocks[" + std::to_string(row) + ", " + std::to_string(i % args.num_blocks) +
                          "] is " + std::to_string(block) + ", not a complete block of that row");
   }

@@ -12,7 +12,8 @@ namespace strata {
 namespace {
 
 // Scores of blocks 16g..16g+15, one per lane.
-STRATA_CLONES void ScoreGroup(const QsaSelectArgs& a, const float* query, int64_t group, float* out) {
+STRATA_CLONES void ScoreGroup(const QsaSelectArgs& a, const float* query, int64_t group,
+                              float* out) {
   const float* keys = a.index_keys + group * a.index_dim * kLanes;
   Float16v score = {};
   for (int64_t h = 0; h < a.index_heads; ++h, query += a.index_dim) {
@@ -34,11 +35,12 @@ void SelectRow(const QsaSelectArgs& a, int64_t t, std::vector<uint64_t>& order) 
   int32_t* blocks = a.blocks + t * a.num_blocks;
   const int64_t complete = (a.pos + t + 1) / a.ratio;
   if (complete <= a.num_blocks) {
-    for (int64_t i = 0; i < a.num_blocks; ++i) blocks[i] = i < complete ? static_cast<int32_t>(i) : -1;
+    for (int64_t i = 0; i < a.num_blocks; ++i)
+      blocks[i] = i < complete ? static_cast<int32_t>(i) : -1;
     return;
   }
-  // Scores are at least +0, so their bits order like the numbers; the complement of the index below them
-  // makes equal scores prefer the lower block.
+  // Scores are at least +0, so their bits order like the numbers; the complement of the index below
+  // them makes equal scores prefer the lower block.
   order.resize(complete);
   float scores[kLanes];
   for (int64_t begin = 0; begin < complete; begin += kLanes) {

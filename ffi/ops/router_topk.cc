@@ -10,8 +10,8 @@
 namespace strata {
 namespace {
 
-// Float to an unsigned integer of the same order; -0.0 and +0.0 get one value. NaN of either sign comes
-// first, so that it reaches the weights instead of hiding behind the experts chosen.
+// Float to an unsigned integer of the same order; -0.0 and +0.0 get one value. NaN of either sign
+// comes first, so that it reaches the weights instead of hiding behind the experts chosen.
 uint32_t OrderedBits(float value) {
   if (value != value) return 0xffffffffu;
   const uint32_t bits = std::bit_cast<uint32_t>(value + 0.0f);
@@ -34,7 +34,8 @@ void RouterTopk(const RouterTopkArgs& args) {
     }
     const float* logits = args.logits + t * (args.num_experts + 1);
     for (int64_t e = 0; e < args.num_experts; ++e) {
-      keys[e] = static_cast<uint64_t>(OrderedBits(logits[e])) << 32 | (0xffffffffu - static_cast<uint32_t>(e));
+      keys[e] = static_cast<uint64_t>(OrderedBits(logits[e])) << 32 |
+                (0xffffffffu - static_cast<uint32_t>(e));
     }
     std::partial_sort(keys.begin(), keys.begin() + args.num_active, keys.end(), std::greater<>());
     float sum = 0.0f;

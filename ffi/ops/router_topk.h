@@ -1,9 +1,9 @@
 // router_topk: the experts of each row and their weights.
 //
-// The num_active largest logits of each row, ties to the lower id, in descending order; the weights are
-// their softmax among themselves, which equals softmax over all experts renormalised over the chosen. The
-// column after the experts is the shared expert's gate: its weight is the sigmoid (model.md, section 6).
-// Rows at and past num_live get ids 0 and weights 0.
+// The num_active largest logits of each row, ties to the lower id, in descending order; the weights
+// are their softmax among themselves, which equals softmax over all experts renormalised over the
+// chosen. The column after the experts is the shared expert's gate: its weight is the sigmoid
+// (model.md, section 6). Rows at and past num_live get ids 0 and weights 0.
 #pragma once
 
 #include <cstdint>

@@ -22,8 +22,8 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> logits, ffi::BufferR0<ffi::S32> live,
                    std::to_string(num_active) + " of " + std::to_string(num_experts) + " experts");
   STRATA_CHECK_ARG("router_topk", num_live >= 0 && num_live <= num_rows,
                    std::to_string(num_live) + " live rows of " + std::to_string(num_rows));
-  RouterTopk({logits.typed_data(), ids->typed_data(), weights->typed_data(),
-              shared->typed_data(), num_rows, num_live, num_experts, num_active});
+  RouterTopk({logits.typed_data(), ids->typed_data(), weights->typed_data(), shared->typed_data(),
+              num_rows, num_live, num_experts, num_active});
   return ffi::Error::Success();
 }
 
@@ -31,10 +31,10 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> logits, ffi::BufferR0<ffi::S32> live,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(RouterTopkFfi, Handle,
                               ffi::Ffi::Bind()
-                                  .Arg<ffi::BufferR2<ffi::F32>>()  // logits
-                                  .Arg<ffi::BufferR0<ffi::S32>>()  // live
-                                  .Ret<ffi::BufferR2<ffi::S32>>()  // ids
-                                  .Ret<ffi::BufferR2<ffi::F32>>()  // weights
+                                  .Arg<ffi::BufferR2<ffi::F32>>()    // logits
+                                  .Arg<ffi::BufferR0<ffi::S32>>()    // live
+                                  .Ret<ffi::BufferR2<ffi::S32>>()    // ids
+                                  .Ret<ffi::BufferR2<ffi::F32>>()    // weights
                                   .Ret<ffi::BufferR1<ffi::F32>>());  // shared
 
 }  // namespace strata

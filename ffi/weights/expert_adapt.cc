@@ -7,8 +7,8 @@
 namespace strata {
 namespace {
 
-// An expert is worth moving from this use on, and beats a resident only by this margin: one more routed token
-// than that must not start a swap back and forth.
+// An expert is worth moving from this use on, and beats a resident only by this margin: one more
+// routed token than that must not start a swap back and forth.
 constexpr float kLeastUsage = 2.0f;
 constexpr float kMargin = 1.5f;
 

@@ -25,8 +25,7 @@ bool HasSlot(Tier tier) { return tier == Tier::kPrimary || tier == Tier::kPeer; 
 
 uint8_t* Allocate(int64_t bytes) {
   if (bytes == 0) return nullptr;
-  void* memory =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return memory == MAP_FAILED ? nullptr : static_cast<uint8_t*>(memory);
 }
 
@@ -54,7 +53,8 @@ ExpertTiers::ExpertTiers(std::shared_ptr<WeightStore> store, const std::array<in
                          int64_t num_layers, const TierOptions& options)
     : store_(std::move(store)), num_layers_(num_layers), options_(options) {
   for (int64_t l = 0; l < num_layers; ++l) {
-    Layer layer = {store_->Get(roles[0], l), store_->Get(roles[1], l), store_->Get(roles[2], l), 0, 0, 0, 0};
+    Layer layer = {
+        store_->Get(roles[0], l), store_->Get(roles[1], l), store_->Get(roles[2], l), 0, 0, 0, 0};
     if (layer.gate == nullptr || layer.up == nullptr || layer.down == nullptr) {
       throw std::invalid_argument("expert_tiers: layer " + std::to_string(l) + " has no experts");
     }
@@ -81,7 +81,8 @@ ExpertTiers::ExpertTiers(std::shared_ptr<WeightStore> store, const std::array<in
   }
   if (options_.peer_bytes > 0) peer_ = std::make_unique<TierWorker>(options_.peer_threads);
   if (options_.host_threads > 0) host_ = std::make_unique<TierWorker>(options_.host_threads);
-  if (options_.primary_bytes > 0 || options_.peer_bytes > 0) adapter_ = std::make_unique<TierWorker>(1);
+  if (options_.primary_bytes > 0 || options_.peer_bytes > 0)
+    adapter_ = std::make_unique<TierWorker>(1);
 }
 
 ExpertTiers::~ExpertTiers() {
@@ -99,7 +100,8 @@ std::string ExpertTiers::Place(const uint8_t* tiers, const int64_t* offsets, con
     const std::string name = "expert " + std::to_string(i % num_experts_) + " of layer " +
                              std::to_string(i / num_experts_);
     if (tiers[i] > 3 || HasSlot(static_cast<Tier>(homes[i])) || homes[i] > 3) {
-      return name + " has tier " + std::to_string(tiers[i]) + " and home " + std::to_string(homes[i]);
+      return name + " has tier " + std::to_string(tiers[i]) + " and home " +
+             std::to_string(homes[i]);
     }
     homes_[i] = homes[i];
     const auto tier = static_cast<Tier>(tiers[i]);
@@ -112,12 +114,14 @@ std::string ExpertTiers::Place(const uint8_t* tiers, const int64_t* offsets, con
       return name + " has its slot at byte " + std::to_string(offsets[i]) + " of an arena of " +
              std::to_string(ArenaBytes(tier));
     }
-    if (!ends.emplace(std::pair{tiers[i], offsets[i]}, end).second) return name + " shares its slot";
+    if (!ends.emplace(std::pair{tiers[i], offsets[i]}, end).second)
+      return name + " shares its slot";
     words_[i] = Word(tier, offsets[i]);
   }
   for (auto it = ends.begin(); it != ends.end();) {
     const auto slot = it++;
-    if (it != ends.end() && it->first.first == slot->first.first && it->first.second < slot->second) {
+    if (it != ends.end() && it->first.first == slot->first.first &&
+        it->first.second < slot->second) {
       return "slots at bytes " + std::to_string(slot->first.second) + " and " +
              std::to_string(it->first.second) + " overlap";
     }
@@ -214,7 +218,8 @@ std::vector<std::string> ExpertTiers::Audit() {
     const Reader reader(*this, layer);
     const Residence residence = Find(layer, expert);
     if (!HasSlot(residence.tier)) continue;
-    const std::string name = "expert " + std::to_string(expert) + " of layer " + std::to_string(layer);
+    const std::string name =
+        "expert " + std::to_string(expert) + " of layer " + std::to_string(layer);
     if (!owners.emplace(std::pair{residence.tier, residence.offset}, i).second) {
       faults.push_back(name + " shares its slot with another");
     }

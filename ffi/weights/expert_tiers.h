@@ -1,20 +1,24 @@
 // expert_tiers: which expert is where, and the memory of the devices that the host stands in for.
 //
-// An expert is one (layer, expert) pair: gate, up and down rows as raw GGUF blocks. Its home is the mapped file
-// (tier host, or file where RAM is short); a copy in a slot of the primary's or the peer's arena moves it to
-// that tier. Every expert is in exactly one tier at a time, and by contract T the tier never shows in a result.
+// An expert is one (layer, expert) pair: gate, up and down rows as raw GGUF blocks. Its home is the
+// mapped file (tier host, or file where RAM is short); a copy in a slot of the primary's or the
+// peer's arena moves it to that tier. Every expert is in exactly one tier at a time, and by
+// contract T the tier never shows in a result.
 //
 // Shared words and their order:
-//   word[layer, expert]  tier << 56 | byte offset of the slot in that tier's arena. Written by Place before any
+//   word[layer, expert]  tier << 56 | byte offset of the slot in that tier's arena. Written by
+//   Place before any
 //                        op runs, later by the adapting thread only. Read by ops through a Reader.
-//   readers[layer]       raised by a Reader before it looks at any word of the layer, lowered when the op has
+//   readers[layer]       raised by a Reader before it looks at any word of the layer, lowered when
+//   the op has
 //                        used the bytes.
-// A swap writes the victim's word (home tier), then waits until readers[layer] is zero, then copies the
-// newcomer into the slot, then writes its word. All these accesses are sequentially consistent: a reader that
-// saw the victim's old word raised its count before the victim's word changed, so the swap sees it and waits;
-// one that comes later sees the victim at home. So nobody reads a slot while it is written, and a word names
-// bytes that have landed.
-//   counts[layer, expert]  raised by ops (relaxed: only sums matter), taken by the adapting thread between
+// A swap writes the victim's word (home tier), then waits until readers[layer] is zero, then copies
+// the newcomer into the slot, then writes its word. All these accesses are sequentially consistent:
+// a reader that saw the victim's old word raised its count before the victim's word changed, so the
+// swap sees it and waits; one that comes later sees the victim at home. So nobody reads a slot
+// while it is written, and a word names bytes that have landed.
+//   counts[layer, expert]  raised by ops (relaxed: only sums matter), taken by the adapting thread
+//   between
 //                        windows.
 // Arenas are allocated once and never moved.
 #pragma once
@@ -90,22 +94,26 @@ class ExpertTiers {
   int64_t num_experts() const { return num_experts_; }
   const TierOptions& options() const { return options_; }
 
-  // Tier, slot offset and home of every expert, [layers * experts]. Copies nothing: Fill does. Returns what is
-  // wrong with the arguments (a slot outside its arena, two experts in one), or an empty string.
+  // Tier, slot offset and home of every expert, [layers * experts]. Copies nothing: Fill does.
+  // Returns what is wrong with the arguments (a slot outside its arena, two experts in one), or an
+  // empty string.
   std::string Place(const uint8_t* tiers, const int64_t* offsets, const uint8_t* homes);
 
-  // Copies the bytes of experts [first, first + count) into their slots; returns the bytes copied. The experts'
-  // words name their slots afterwards.
+  // Copies the bytes of experts [first, first + count) into their slots; returns the bytes copied.
+  // The experts' words name their slots afterwards.
   int64_t Fill(int64_t first, int64_t count);
 
-  // Page-locks the file's bytes of experts [first, first + count) that `wanted` marks; returns the bytes locked.
-  // Stops at the first refusal of the system (RLIMIT_MEMLOCK), which the caller sees by the sum.
+  // Page-locks the file's bytes of experts [first, first + count) that `wanted` marks; returns the
+  // bytes locked. Stops at the first refusal of the system (RLIMIT_MEMLOCK), which the caller sees
+  // by the sum.
   int64_t Lock(const uint8_t* wanted, int64_t first, int64_t count) const;
 
   // Holds the layer's words still for as long as it lives.
   class Reader {
    public:
-    Reader(ExpertTiers& tiers, int64_t layer) : count_(tiers.readers_[layer]) { count_.fetch_add(1); }
+    Reader(ExpertTiers& tiers, int64_t layer) : count_(tiers.readers_[layer]) {
+      count_.fetch_add(1);
+    }
     ~Reader() { count_.fetch_sub(1); }
     Reader(const Reader&) = delete;
     Reader& operator=(const Reader&) = delete;
@@ -118,7 +126,8 @@ class ExpertTiers {
   ExpertBytes Home(int64_t layer, int64_t expert) const;
   ExpertBytes InSlot(int64_t layer, const Residence& residence) const;
   int64_t ExpertSize(int64_t layer) const { return layers_[layer].size; }
-  // Copies an expert from its home to `to` (ExpertSize bytes) and tells where its matrices lie there.
+  // Copies an expert from its home to `to` (ExpertSize bytes) and tells where its matrices lie
+  // there.
   ExpertBytes CopyTo(int64_t layer, int64_t expert, uint8_t* to) const;
   // Gives the pages of a file-tier expert back after use.
   void Forget(int64_t layer, int64_t expert) const;
@@ -134,7 +143,8 @@ class ExpertTiers {
   void StartAdapt(int64_t max_swaps, int64_t max_peer_swaps, float decay);
   void FinishAdapt();
 
-  // Compares the bytes of every slot with the file, and the words with the slots. One line for each fault.
+  // Compares the bytes of every slot with the file, and the words with the slots. One line for each
+  // fault.
   std::vector<std::string> Audit();
 
   std::vector<float> Usage() const { return usage_; }
@@ -160,7 +170,7 @@ class ExpertTiers {
     int64_t gate_bytes;  // of one expert
     int64_t up_bytes;
     int64_t down_bytes;
-    int64_t size;        // of a slot: all three side by side, rounded up to kSlotAlign
+    int64_t size;  // of a slot: all three side by side, rounded up to kSlotAlign
   };
 
   uint8_t* Arena(Tier tier) const { return tier == Tier::kPeer ? peer_arena_ : primary_arena_; }
@@ -195,7 +205,9 @@ class ExpertTiers {
 
 // Slots begin at multiples of this. The kernels need no alignment inside a slot.
 inline constexpr int64_t kSlotAlign = 256;
-inline int64_t SlotAligned(int64_t bytes) { return (bytes + kSlotAlign - 1) / kSlotAlign * kSlotAlign; }
+inline int64_t SlotAligned(int64_t bytes) {
+  return (bytes + kSlotAlign - 1) / kSlotAlign * kSlotAlign;
+}
 
 int64_t AddTiers(std::shared_ptr<ExpertTiers> tiers);
 void RemoveTiers(int64_t slot);

@@ -1,8 +1,10 @@
-// A thread that works beside the caller: the emulated peer, the host's own workers, the adapting round.
+// A thread that works beside the caller: the emulated peer, the host's own workers, the adapting
+// round.
 //
-// One job at a time. `busy_` is raised by the caller after job_ is set and lowered by the worker when the job is
-// done, both under mutex_, so results are visible to whoever saw it lowered. A wait that times out leaves the
-// worker alone with its job: what the job points to must outlive it (workspaces are never freed).
+// One job at a time. `busy_` is raised by the caller after job_ is set and lowered by the worker
+// when the job is done, both under mutex_, so results are visible to whoever saw it lowered. A wait
+// that times out leaves the worker alone with its job: what the job points to must outlive it
+// (workspaces are never freed).
 #pragma once
 
 #include <chrono>

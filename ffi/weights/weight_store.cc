@@ -19,12 +19,11 @@ Registry& TheRegistry() {
 // Bytes from the first row to the last; -1 where they do not fit in 63 bits.
 int64_t Span(const Matrix& matrix) {
   int64_t rows, row_bytes, bytes;
-  const bool too_large =
-      __builtin_mul_overflow(matrix.count - 1, matrix.stride, &rows) ||
-      __builtin_add_overflow(rows, matrix.rows, &rows) ||
-      __builtin_mul_overflow(matrix.cols / matrix.type->block_values, matrix.type->block_bytes,
-                             &row_bytes) ||
-      __builtin_mul_overflow(rows, row_bytes, &bytes);
+  const bool too_large = __builtin_mul_overflow(matrix.count - 1, matrix.stride, &rows) ||
+                         __builtin_add_overflow(rows, matrix.rows, &rows) ||
+                         __builtin_mul_overflow(matrix.cols / matrix.type->block_values,
+                                                matrix.type->block_bytes, &row_bytes) ||
+                         __builtin_mul_overflow(rows, row_bytes, &bytes);
   return too_large ? -1 : bytes;
 }
 

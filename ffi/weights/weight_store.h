@@ -1,8 +1,8 @@
 // Where the weight matrices of a model lie: addresses into the mapped files, by role and layer.
 //
-// Programs name a store by its slot, a small integer that is the same in every process, and a matrix by
-// role and layer. So a compiled program holds no address, and moving or retyping a matrix never
-// recompiles anything. A store is filled before the first op runs and is constant afterwards.
+// Programs name a store by its slot, a small integer that is the same in every process, and a
+// matrix by role and layer. So a compiled program holds no address, and moving or retyping a matrix
+// never recompiles anything. A store is filled before the first op runs and is constant afterwards.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,8 @@ struct Matrix {
   int64_t count = 0;
   int64_t rows = 0;
   int64_t cols = 0;
-  int64_t stride = 0;  // rows from one matrix to the next; more than `rows` where gate and up are fused
+  int64_t stride =
+      0;  // rows from one matrix to the next; more than `rows` where gate and up are fused
 
   int64_t row_bytes() const { return cols / type->block_values * type->block_bytes; }
   const uint8_t* Row(int64_t index, int64_t row) const {

@@ -41,6 +41,11 @@ class Generation(Protocol):
         ...
 
     @property
+    def ngram(self) -> "dict[str, object] | None":
+        """How n-gram rows were read; None without a table."""
+        ...
+
+    @property
     def logits(self) -> "np.ndarray | None":
         """float32 [positions, V], if they were asked for."""
         ...

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from strata_jax.gate.comparison import Comparison
     from strata_jax.gate.judge import Job
 
+_WRITTEN = ("routing_out", "expert_profile_save")
+"""Shared flags that a gate has not: all sides would write the same file."""
 SUMMARY = "runs a model under several configurations and compares every bit"
 
 
@@ -53,7 +55,8 @@ def _define_shared(values: flags.FlagValues) -> None:
     """Defines what is handed to every side of a comparison."""
     cli_flags.define_engine(values)
     tier_flags.define_tiers(values)
-    del values.expert_profile_save  # all sides would write the same file
+    for name in _WRITTEN:
+        delattr(values, name)
 
 
 def run(values: flags.FlagValues, context: Context) -> int:
@@ -149,9 +152,10 @@ def _jobs(values: flags.FlagValues, command: Sequence[str], output: Output) -> l
             for line in pack.warnings:
                 output.note(line)
             facts = ModelFacts.of(pack)
+        budget = values.indexer_budget or facts.index_budget
         job = Job(
             facts=facts,
-            prompts=make_prompts(facts, values.max_tokens, values.max_context),
+            prompts=make_prompts(facts, budget, values.max_tokens, values.max_context),
             max_tokens=values.max_tokens,
             common=_shared(values),
             timeout_s=values.timeout_s,

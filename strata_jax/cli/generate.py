@@ -137,5 +137,6 @@ def _result(task: "Task", generation: Generation, pack: "Pack") -> dict[str, obj
         "model": {"file": paths[0], "hash": pack.file_hash()},
         "versions": session.versions(),
         "tiers": generation.tier_counters,
+        "ngram": generation.ngram,
     }
     return result | ({"reasoning": task.reasoning} if task.is_chat else {})

@@ -201,6 +201,11 @@ class Generation:
         """What each tier did for this request, with shares and hit rate (`engine/tiers.py`)."""
         return self._runner.tiers.counters(self._before)
 
+    @property
+    def ngram(self) -> dict[str, object] | None:
+        """How rows of the n-gram table are read, and its totals; None if the model has none."""
+        return self._runner.table_report()
+
     def _run(self) -> Generator[int, None, None]:
         request, runner = self._request, self._runner
         start = time.perf_counter()

@@ -131,6 +131,12 @@ class Runner:
         if self._table is not None and self.config.ngram is not None and len(ids):
             self._table.read_ahead(self.config.ngram, before, ids)
 
+    def table_report(self) -> dict[str, object] | None:
+        """How n-gram rows are read, and the totals of the table so far; None without a table."""
+        if self._table is None:
+            return None
+        return {"mode": self._table.mode, **self._table.counters()}
+
     def _run(self, program, width: int, ids: np.ndarray, head_rows: int) -> np.ndarray:
         assert self._state is not None, "reset before reading"
         assert 0 < len(ids) <= width

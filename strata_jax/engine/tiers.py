@@ -11,8 +11,8 @@ from strata_jax.weights.experts import AdaptSettings, ExpertTiers, shares
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.plan import make_plan
 from strata_jax.weights.profile import learned, load_profile, routed_model
-from strata_jax.weights.routing import RoutingWriter
 from strata_jax.weights.read_ahead import read_ahead
+from strata_jax.weights.routing import RoutingWriter
 from strata_jax.weights.tier_needs import TierPlan
 from strata_jax.weights.tier_plan import Machine, plan_tiers
 

@@ -23,18 +23,21 @@ class Prompt:
     """How it is answered, as flags of `generate`."""
 
 
-def make_prompts(facts: ModelFacts, max_tokens: int, max_context: int | None) -> tuple[Prompt, ...]:
+def make_prompts(
+    facts: ModelFacts, index_budget: int, max_tokens: int, max_context: int | None
+) -> tuple[Prompt, ...]:
     """Two short prompts, one past the indexer's budget, and one answered by drawing.
 
     Args:
         facts: the model that gets them.
+        index_budget: tokens that sparse attention selects, the model's or what is asked for.
         max_tokens: longest answer.
         max_context: what --max_context says.
 
     Raises:
         UsageError: if the context does not hold the longest of them and its answer.
     """
-    past_budget = -(-(facts.index_budget + _TAIL) // _GRAIN) * _GRAIN + _TAIL
+    past_budget = -(-(index_budget + _TAIL) // _GRAIN) * _GRAIN + _TAIL
     # The engine's own choice where nothing is given: the smaller of the file's and 8192.
     context = max_context or min(facts.context_length, 8192)
     if past_budget + max_tokens > context:

@@ -137,9 +137,7 @@ def _homes(placement: Placement, ram_is_short: bool) -> np.ndarray:
     return np.where(from_file, np.uint8(Tier.FILE), np.uint8(Tier.HOST))
 
 
-def _fill(
-    native: _native.ExpertTiers, placement: Placement, report: Callable[[str], None]
-) -> None:
+def _fill(native: _native.ExpertTiers, placement: Placement, report: Callable[[str], None]) -> None:
     total = placement.primary_bytes + placement.peer_bytes
     if total == 0:
         return
@@ -151,9 +149,7 @@ def _fill(
         report(f"filling expert slots: {done / 2**20:.0f} of {total / 2**20:.0f} MiB")
 
 
-def _lock(
-    native: _native.ExpertTiers, placement: Placement, report: Callable[[str], None]
-) -> None:
+def _lock(native: _native.ExpertTiers, placement: Placement, report: Callable[[str], None]) -> None:
     wanted = placement.locked_bytes
     if wanted == 0:
         return

@@ -35,6 +35,10 @@ class FakeGeneration:
         self._cancelled = False
 
     @property
+    def ngram(self) -> dict[str, object] | None:
+        return {"mode": "mmap"}
+
+    @property
     def tier_counters(self) -> dict[str, object]:
         return {"entries_host": 4, "shares": {"host": 1.0}, "hit_rate": 0.0}
 

@@ -148,6 +148,13 @@ def test_refuses_before_anything_runs(compare, args: tuple[str, ...], expected: 
     assert expected in str(error.value)
 
 
+def test_a_prompt_is_past_the_budget_in_force(compare):
+    outcome = compare("--preset=threads", "--indexer_budget=512", "--json", "--max_tokens=1")
+
+    prompts = json.loads(outcome.out)["comparisons"][0]["prompts"]
+    assert max(prompt["tokens"] for prompt in prompts) > 512
+
+
 def test_refuses_a_model_that_is_replaced_meanwhile(compare):
     with pytest.raises(UsageError, match="was replaced, start anew"):
         compare("--preset=threads", hash="f" * 64)
@@ -161,6 +168,7 @@ def test_refuses_a_model_that_is_replaced_meanwhile(compare):
         (("--preset=threads", "--max_tokens=0"), 2, "a whole number of at least 1 expected"),
         (("--preset=threads", "--prompt=x"), 2, "--prompt is a flag of generate, not of gate"),
         (("--preset=threads", "--expert_profile_save=x"), 2, "--expert_profile_save"),
+        (("--preset=threads", "--routing_out=x"), 2, "--routing_out is a flag of"),
     ],
 )
 def test_bad_input_is_one_line(args: tuple[str, ...], code: int, expected: str):

@@ -71,6 +71,7 @@ def test_prints_one_object():
         "model",
         "versions",
         "tiers",
+        "ngram",
     ]
     assert result["text"] == "Hello there."
     assert result["finish_reason"] == "stop"
