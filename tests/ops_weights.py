@@ -39,5 +39,6 @@ def hard_rows(num_cols: int, rng: np.random.Generator) -> np.ndarray:
     x[6] = np.clip(x[6], -3, 3) * np.float32(1e38)
     # Either side of the floor of 2^-100, and products that are subnormal.
     x[7] = np.ldexp(rng.choice([-1.0, 1.0], num_cols), rng.integers(-104, -94, num_cols))
+    x[7, :32] = np.float32(2.0**-100)  # the floor itself counts
     x[8] = np.rint(x[8] * 4) / 2  # ties in the rounding to codes
     return x

@@ -29,8 +29,9 @@ import numpy as np
 
 from strata_jax import _native
 from strata_jax.ops.case_inputs import Call, make_call
-from strata_jax.ops.case_matrices import open_store
+from strata_jax.ops.case_matrices import Matrix, open_store
 from strata_jax.ops.cases import CASES, IN_PLACE_ROWS, ROW_OPERANDS, STATES, TOLERANCES
+from strata_jax.ops.roles import Role
 from strata_jax.ops.sets import OpSet, native_ops, plain_ops
 from strata_jax.ops.unpack_ref import layout_of
 
@@ -110,15 +111,30 @@ def some_rows(call: Call) -> tuple[Call, np.ndarray]:
     return dataclasses.replace(call, operands=tuple(operands)), rows
 
 
-def verify(call: Call, slot: int) -> str:
+def open_table(m: Matrix | None) -> _native.NgramTable | None:
+    """The n-gram table in memory that is no file's; None without one."""
+    if m is None:
+        return None
+    return _native.NgramTable(
+        mode="mmap",
+        type=m.type_id,
+        num_rows=m.rows,
+        num_cols=m.cols,
+        address=m.data.ctypes.data,
+        path="",
+        offset=0,
+    )
+
+
+def verify(call: Call, ops: OpSet) -> str:
     """What the op was found equal to; raises AssertionError where it differs."""
-    got = run(native_ops(slot), call)
+    got = run(ops, call)
     if call.op in EXACT:
         few, rows = some_rows(call)
         before = _native.kernels()
         _native.select_kernels("scalar")
         try:
-            expected = run(native_ops(slot), few)
+            expected = run(ops, few)
         finally:
             _native.select_kernels(before)
         for g, e in zip(got, expected):
@@ -131,9 +147,9 @@ def verify(call: Call, slot: int) -> str:
     return f"{tolerance:g}" if tolerance else "equal"
 
 
-def looped(call: Call, slot: int) -> Callable[[int], float]:
+def looped(call: Call, ops: OpSet) -> Callable[[int], float]:
     """Seconds of n calls in one program, each fed by the one before so that none is left out."""
-    op = functools.partial(getattr(native_ops(slot), call.op), **call.attributes)
+    op = functools.partial(getattr(ops, call.op), **call.attributes)
     in_place = STATES.get(call.op, {}) | IN_PLACE_ROWS.get(call.op, {})
 
     def program(n, state, operands):
@@ -162,9 +178,9 @@ def looped(call: Call, slot: int) -> Callable[[int], float]:
     return seconds_of
 
 
-def time_call(call: Call, slot: int, seconds: float) -> float:
+def time_call(call: Call, ops: OpSet, seconds: float) -> float:
     """Seconds of one call, the best of five loops of about `seconds` each."""
-    seconds_of = looped(call, slot)
+    seconds_of = looped(call, ops)
     seconds_of(1)  # compiles
     n, elapsed = 1, 0.0
     while elapsed < seconds / 4 and n < 1 << 20:
@@ -222,15 +238,19 @@ def main() -> int:
     for op, case in chosen:
         call = make_call(op, case)
         store = open_store(call.matrices)
+        table = open_table(call.matrices.get(Role.NGRAM_TABLE))
+        ops = native_ops(store.slot, table=table.slot if table else -1)
         try:
-            check = verify(call, store.slot)
-            seconds = time_call(call, store.slot, flags.seconds)
+            check = verify(call, ops)
+            seconds = time_call(call, ops, flags.seconds)
             print(line(call, case.name, seconds, check, peaks), flush=True)
         except AssertionError as error:
             failed += 1
             print(f"{op:13s}{case.name:27s} DIFFERS: {error}", flush=True)
         finally:
             store.close()
+            if table:
+                table.close()
     return 1 if failed else 0
 
 

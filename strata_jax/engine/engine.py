@@ -95,7 +95,7 @@ class Engine:
         runner = Runner(pack, config, runner_options, report)
         if options.routing_out is not None:
             runner.tiers.write_routing(options.routing_out)
-        notes += budget_notes + runner.tiers.plan.notes
+        notes += budget_notes + runner.tiers.plan.notes + runner.notes
         return cls(pack, runner, options, notes)
 
     @property

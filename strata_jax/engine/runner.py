@@ -57,7 +57,14 @@ class Runner:
         self._store = fill_store(pack)
         self.tiers = self._open_tiers(pack, report)
         """Where the experts are."""
-        self._table = _open_table(pack, options.tiers, report)
+        try:
+            self._table = _open_table(pack, options.tiers, report)
+        except BaseException:
+            self.tiers.close()
+            self._store.close()
+            raise
+        self.notes = () if self._table is None else self._table.notes
+        """What the n-gram table is like, and what about it is not as asked for; one line each."""
         table = -1 if self._table is None else self._table.slot
         ops = native_ops(self._store.slot, tiers=self.tiers.experts.slot, table=table)
         self._sharding = primary_sharding()
@@ -166,9 +173,7 @@ def _open_table(
 ) -> NgramTable | None:
     if pack.config.ngram is None:
         return None
-    table = NgramTable(pack, settings.ple_io, report)
-    report(table.describe())
-    return table
+    return NgramTable(pack, settings.ple_io, report)
 
 
 def window_program(

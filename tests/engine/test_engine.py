@@ -297,5 +297,4 @@ def test_opening_reports_its_phases(tiny_pack):
 
     Engine.open(tiny_pack, EngineOptions(max_context=64), lines.append).close()
 
-    assert lines[0].startswith("n-gram table: 32.0 KiB, 1024 rows of F32, ")
-    assert lines[1:] == ["compiling the program for 8 rows", "compiling the program for 256 rows"]
+    assert lines == ["compiling the program for 8 rows", "compiling the program for 256 rows"]
