@@ -209,6 +209,12 @@ class TestErrors:
         with pytest.raises(OP_ERRORS, match=f"expert_ffn: store {slot} is closed"):
             run_native(self.call, slot)
 
+    def test_name_tiers_that_are_closed(self):
+        call = dataclasses.replace(self.call, attributes={"layer": 0, "tiers": 10**6})
+
+        with pytest.raises(OP_ERRORS, match="expert_ffn: tiers 1000000 are closed"):
+            native(call)
+
     @pytest.mark.parametrize("value", [-1, 3, 2**31 - 1, -(2**31)])
     def test_name_an_id_that_is_no_expert_and_its_place(self, value):
         ids = self.call.operands[1].copy()
