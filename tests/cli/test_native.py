@@ -1,9 +1,8 @@
 import types
-from pathlib import Path
 
 import pytest
 
-from strata_jax.cli.native import load_native, read_api_version, runtime_api_version
+from strata_jax.cli.native import load_native
 from strata_jax.errors import StrataError
 
 
@@ -18,27 +17,6 @@ def _raises(error: ImportError):
         raise error
 
     return load
-
-
-def test_reads_the_version_of_a_header(tmp_path: Path):
-    header = tmp_path / "c_api.h"
-    header.write_text("// x\n#define XLA_FFI_API_MAJOR 0\n\n#define XLA_FFI_API_MINOR 4\n")
-
-    assert read_api_version(header) == (0, 4)
-
-
-def test_knows_no_version_without_a_header(tmp_path: Path):
-    (tmp_path / "c_api.h").write_text("#define XLA_FFI_API_MAJOR 0\n")
-
-    assert read_api_version(tmp_path / "c_api.h") is None
-    assert read_api_version(tmp_path / "none.h") is None
-
-
-def test_finds_the_version_of_the_installed_jaxlib():
-    version = runtime_api_version()
-
-    assert version is not None
-    assert version >= (0, 3)
 
 
 @pytest.mark.parametrize("built", [(0, 1), (0, 3)])

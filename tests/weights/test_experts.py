@@ -267,7 +267,8 @@ def test_closed_tiers_are_named_by_the_op(pack, store):
     with opened(pack, store, np.zeros((LAYERS, EXPERTS), np.uint8)) as experts:
         slot = experts.slot
 
-    with pytest.raises(ValueError, match=f"expert_ffn: tiers {slot} are closed"):
+    # JAX maps the error by the path a call takes: the first compiles, later ones are dispatched.
+    with pytest.raises((ValueError, RuntimeError), match=f"expert_ffn: tiers {slot} are closed"):
         rows_of(store, slot, routed(1))
 
 
