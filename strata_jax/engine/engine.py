@@ -8,6 +8,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -197,7 +198,7 @@ class Generation:
         )
 
     @property
-    def tier_counters(self) -> dict[str, object]:
+    def tier_counters(self) -> dict[str, Any]:
         """What each tier did for this request, with shares and hit rate (`engine/tiers.py`)."""
         return self._runner.tiers.counters(self._before)
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from strata_jax import _native
 from strata_jax.config import TierSettings
@@ -75,7 +76,7 @@ class EngineTiers:
         )
         return cls(pack, settings, plan, experts)
 
-    def counters(self, since: dict[str, int] | None = None) -> dict[str, object]:
+    def counters(self, since: dict[str, int] | None = None) -> dict[str, Any]:
         """Counters since `since` (or the start), shares of the tiers and hit rate for reports."""
         now = self.experts.counters()
         counts = {name: value - (since or {}).get(name, 0) for name, value in now.items()}

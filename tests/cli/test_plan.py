@@ -1,7 +1,5 @@
 import json
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from strata_jax.cli.files import embedded_model
 from strata_jax.weights.pack import open_pack
 from strata_jax.weights.profile import Profile, routed_model
+from tests.cli.cpu_time import cpu_seconds
 from tests.cli.fake_engine import run
 from tests.gguf_maker import REAL, REAL_TYPES, make_model
 
@@ -131,11 +130,7 @@ def test_refuses_in_time_what_the_released_model_lacks(tmp_path: Path):
     path = make_model(tmp_path / "real.gguf", REAL, types=REAL_TYPES, sparse=True).path
     args = ["--device_memory_mib=24576", "--expert_cache=24576", "--json", f"--model={path}"]
 
-    begin = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "strata_jax", "plan", *args], capture_output=True, check=False
-    )
-    took_s = time.perf_counter() - begin
+    took_s, done = cpu_seconds([sys.executable, "-m", "strata_jax", "plan", *args])
 
     assert done.returncode == 3
     assert b"--expert_cache=" in done.stderr.partition(b";")[2]

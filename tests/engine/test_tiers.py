@@ -1,5 +1,7 @@
 """Tiers in an engine: the same ids at every residency, a learned profile, routing records."""
 
+import functools
+
 import numpy as np
 
 from strata_jax.config import TierSettings
@@ -20,14 +22,14 @@ def run(pack, request, tiers=None, **options):
 
 def test_ids_are_the_same_at_every_residency_while_experts_move(embedded_pack, request_of):
     request = request_of(range(5, 80), max_tokens=12)
-    hectic = {"adapt_every": 1, "adapt_swaps": 8}
+    hectic = functools.partial(TierSettings, adapt_every=1, adapt_swaps=8)
     expected, _, _ = run(embedded_pack, request)
 
     for tiers in (
         TierSettings(expert_cache=128),
-        TierSettings(expert_cache=24, **hectic),
-        TierSettings(expert_cache=24, peer_device=1, peer_slots=24, **hectic),
-        TierSettings(expert_cache=32, pcie_frac=0.5, resident_budget_gib=0.002, **hectic),
+        hectic(expert_cache=24),
+        hectic(expert_cache=24, peer_device=1, peer_slots=24),
+        hectic(expert_cache=32, pcie_frac=0.5, resident_budget_gib=0.002),
     ):
         ids, counters, faults = run(embedded_pack, request, tiers)
 

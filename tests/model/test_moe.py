@@ -120,7 +120,8 @@ def test_quantised_experts_stay_near_their_dequantised_matrices(blocky_pack, par
     ids = np.argsort(rng.random((64, config.num_experts)))[:, : config.num_experts_active]
     weights = np.full(ids.shape, 0.5 if part == "routed" else 0.0, np.float32)
     shared = np.full(64, 1.0 if part == "shared" else 0.0, np.float32)
-    args = (x, ids.astype(np.int32), weights, shared, np.int32(64))
+    rows = (x, ids.astype(np.int32), weights, shared, np.int32(64))
+    args = tuple(map(jnp.asarray, rows))
 
     y = np.asarray(native_ops(store.slot).expert_ffn(*args, layer=LAYER))
 
