@@ -55,6 +55,7 @@ class Runner:
         self.config = config
         self.options = options
         self._store = fill_store(pack)
+        self._last_table_report: dict[str, object] | None = None
         self.tiers = self._open_tiers(pack, report)
         """Where the experts are."""
         try:
@@ -139,9 +140,12 @@ class Runner:
             self._table.read_ahead(self.config.ngram, before, ids)
 
     def table_report(self) -> dict[str, object] | None:
-        """How n-gram rows are read, and the totals of the table so far; None without a table."""
+        """How n-gram rows are read, and the totals of the table so far; None without a table.
+
+        After `close` it is what it was then.
+        """
         if self._table is None:
-            return None
+            return self._last_table_report
         return {"mode": self._table.mode, **self._table.counters()}
 
     def _run(self, program, width: int, ids: np.ndarray, head_rows: int) -> np.ndarray:
@@ -164,7 +168,9 @@ class Runner:
         self._state = None
         self.tiers.close()
         if self._table is not None:
+            self._last_table_report = self.table_report()
             self._table.close()
+            self._table = None
         self._store.close()
 
 
