@@ -170,8 +170,8 @@ class TierSettings:
     """Most experts on the peer; 0 = as many as fit."""
     peer_adapt_swaps: int = -1
     """Most swaps of a round on the peer; -1 = as `adapt_swaps`, 0 = frozen."""
-    ple_io: NgramIo = "direct"
-    """How rows of the n-gram table are read."""
+    ple_io: NgramIo | None = None
+    """How rows of the n-gram table are read; None = mmap for a small table, else direct."""
     host_ram_limit_gib: float | None = None
     """Bounds everything page-locked or copied in host memory; None = what is free."""
     resident_budget_gib: float | None = None
@@ -190,8 +190,8 @@ class TierSettings:
         object.__setattr__(self, "given", self.given | changed)
         for name, kind, lower, upper in _TIER_RANGES:
             _check_number(name, getattr(self, name), kind, lower, upper)
-        if self.ple_io not in get_args(NgramIo):
-            raise UsageError(f"--ple_io={self.ple_io}: one of direct, mmap, ram expected")
+        if self.ple_io is not None and self.ple_io not in get_args(NgramIo):
+            raise UsageError(f"--ple_io={self.ple_io}: one of auto, direct, mmap, ram expected")
         self._check_contradictions()
 
     def _check_contradictions(self) -> None:

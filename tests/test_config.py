@@ -90,7 +90,7 @@ def test_tiers_have_the_documented_defaults():
     assert (tiers.adapt_every, tiers.adapt_swaps, tiers.adapt_decay) == (4, 96, 0.7)
     assert (tiers.vram_reserve_mib, tiers.peer_reserve_mib) == (700, 600)
     assert (tiers.peer_slots, tiers.peer_adapt_swaps, tiers.pool_workers) == (0, -1, 0)
-    assert (tiers.ple_io, tiers.given) == ("direct", frozenset())
+    assert (tiers.ple_io, tiers.given) == (None, frozenset())
 
 
 def test_tiers_know_what_was_chosen():
@@ -123,7 +123,7 @@ def test_tiers_know_what_was_chosen():
         ("resident_budget_gib", -1.0, "--resident_budget_gib=-1.0"),
         ("device_memory_mib", 0, "from 1 to"),
         ("peer_memory_mib", 10**400, "from 1 to"),
-        ("ple_io", "ssd", "--ple_io=ssd: one of direct, mmap, ram expected"),
+        ("ple_io", "ssd", "--ple_io=ssd: one of auto, direct, mmap, ram expected"),
     ],
 )
 def test_tiers_refuse_what_is_out_of_range(name: str, value, expected: str):

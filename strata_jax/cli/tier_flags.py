@@ -110,9 +110,9 @@ def _define_host(values: flags.FlagValues) -> None:
     define_choice(
         values,
         "ple_io",
-        ["direct", "mmap", "ram"],
+        [_AUTO, "direct", "mmap", "ram"],
         "how rows of the n-gram table are read: past the page cache, through it, or from RAM where "
-        "the whole table is locked",
+        "the whole table is locked; auto is mmap for a table that free memory holds eight times",
     )
     for name, text in (
         ("host_ram_limit_gib", "bounds everything page-locked or copied in RAM"),

@@ -15,9 +15,9 @@ from strata_jax.engine.tiers import EngineTiers
 from strata_jax.model.state import DecodeState, empty_state, num_cells
 from strata_jax.model.transformer import Residual, forward, head
 from strata_jax.ops.sets import OpSet, native_ops
-from strata_jax.weights.budget import StepSizes
+from strata_jax.weights.budget import StepSizes, host_memory
 from strata_jax.weights.matrices import fill_store
-from strata_jax.weights.ngram_table import NgramTable
+from strata_jax.weights.ngram_table import TENSOR, NgramTable
 from strata_jax.weights.pack import Pack
 
 TILE_ROWS = 256
@@ -179,7 +179,12 @@ def _open_table(
 ) -> NgramTable | None:
     if pack.config.ngram is None:
         return None
-    return NgramTable(pack, settings.ple_io, report)
+    mode = settings.ple_io
+    if mode is None:
+        # A table that the page cache will hold anyway is not worth a disk read a row.
+        table_bytes = pack.tensor(TENSOR).nbytes
+        mode = "mmap" if 8 * table_bytes <= host_memory().available_bytes else "direct"
+    return NgramTable(pack, mode, report)
 
 
 def window_program(
