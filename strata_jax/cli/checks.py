@@ -130,13 +130,15 @@ def _devices(is_broken: bool) -> list[dict[str, Any]]:
 
 
 def _tiers() -> dict[str, dict[str, Any]]:
-    off = "this version has no GPU backend"
     return {
-        "primary": {"on": False, "why": off},
-        "peer": {"on": False, "why": off},
-        "stream": {"on": False, "why": off},
-        "host": {"on": True, "why": "the CPU computes all experts"},
-        "file": {"on": True, "why": "it reads them from the mapped model file"},
+        "primary": {
+            "on": False,
+            "why": "no GPU backend; --expert_cache=N or --device_memory_mib=N emulates a device",
+        },
+        "peer": {"on": False, "why": "--peer_device=1 emulates one beside an emulated primary"},
+        "stream": {"on": False, "why": "--pcie_frac is for the misses of an emulated primary"},
+        "host": {"on": True, "why": "the CPU computes experts where the mapped file has them"},
+        "file": {"on": False, "why": "--resident_budget_gib=N leaves the rest in the file"},
     }
 
 
