@@ -265,10 +265,11 @@ TOLERANCES = {
     "hyper_read": 0.01,
     # float32 sums in another order, and the other side's exp, cos and sin.
     "router_topk": 1e-6,
-    "ngram_gate": 1e-6,
     "gdn_window": 5e-6,
     "qsa_append": 1e-6,
     "qsa_attend": 5e-6,
+    # Near z = 0 the gate's signed root makes a rounding of 1e-6 a step of 1e-3.
+    "ngram_gate": 5e-4,
     # The same recurrence as triangular solves over 64 rows.
     "gdn_chunk": 5e-5,
 }

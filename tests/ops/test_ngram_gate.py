@@ -26,6 +26,18 @@ def test_equals_its_twin(case, seed):
     assert_close("ngram_gate", native(call), run_plain(call))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_equals_its_twin_closely_where_no_gate_is_near_zero(seed):
+    call = small_call(seed)
+    key_value = call.operands[0].copy()
+    key_value[:, :1024] = call.operands[5].reshape(8, 1024)  # keys along their streams
+    key_value[:, 256:512] *= -1
+    call = changed(call, _0=key_value)
+
+    for got, expected in zip(native(call), run_plain(call)):
+        np.testing.assert_allclose(got, expected, rtol=0, atol=5e-6)
+
+
 @pytest.mark.parametrize("live", [0, 1, 5])
 def test_equals_its_twin_where_rows_are_dead(live):
     call = changed(small_call(), live=np.int32(live))
