@@ -149,10 +149,22 @@ void MultiplyRows(int bias, const Panel& panel, int num_blocks, const Activation
       for (int i = 0; i < R; ++i) {
         sum[i] = _mm512_set1_epi32(-bias * (sums[i][2 * b] + sums[i][2 * b + 1]));
       }
-      for (int j = 0; j < kBlock / 4; ++j) {
-        const __m512i w = _mm512_load_si512(panel.codes[b][j]);
-        for (int i = 0; i < R; ++i) {
-          sum[i] = _mm512_dpbusd_epi32(sum[i], w, Dword(q[i] + b * kBlock + j * 4));
+      if constexpr (R == 1) {
+        // Eight steps in one chain would wait for each other; integers may be summed in any order.
+        __m512i part[4] = {sum[0], _mm512_setzero_si512(), _mm512_setzero_si512(),
+                           _mm512_setzero_si512()};
+        for (int j = 0; j < kBlock / 4; ++j) {
+          const __m512i w = _mm512_load_si512(panel.codes[b][j]);
+          part[j % 4] = _mm512_dpbusd_epi32(part[j % 4], w, Dword(q[0] + b * kBlock + j * 4));
+        }
+        sum[0] = _mm512_add_epi32(_mm512_add_epi32(part[0], part[1]),
+                                  _mm512_add_epi32(part[2], part[3]));
+      } else {
+        for (int j = 0; j < kBlock / 4; ++j) {
+          const __m512i w = _mm512_load_si512(panel.codes[b][j]);
+          for (int i = 0; i < R; ++i) {
+            sum[i] = _mm512_dpbusd_epi32(sum[i], w, Dword(q[i] + b * kBlock + j * 4));
+          }
         }
       }
       for (int i = 0; i < R; ++i) value[i] = _mm512_cvtepi32_ps(sum[i]);

@@ -5,12 +5,9 @@
 namespace strata {
 namespace {
 
-// Asks for a segment of every row of the panel. The rows lie a stride apart, more streams than the
-// hardware's own prefetcher follows.
-inline void Prefetch(const uint8_t* segment, int64_t row_bytes, int num_rows, int64_t num_bytes) {
-  for (int r = 0; r < num_rows; ++r) {
-    for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(segment + r * row_bytes + i);
-  }
+// Asks for [begin, end) of the matrix in the second cache, line by line.
+inline void Prefetch(const uint8_t* begin, const uint8_t* end) {
+  for (; begin < end; begin += 64) __builtin_prefetch(begin, 0, 2);
 }
 
 }  // namespace
@@ -43,14 +40,17 @@ void MultiplyPanel(const Matrix& shape, const uint8_t* bytes, int64_t first_row,
   const int columns = static_cast<int>(std::min<int64_t>(kPanelRows, shape.rows - first_row));
   const int64_t row_bytes = shape.row_bytes();
   const uint8_t* rows = bytes + first_row * row_bytes;
+  const uint8_t* matrix_end = bytes + shape.rows * row_bytes;
+  const int64_t panel_bytes = columns * row_bytes;
   for (int64_t begin = 0; begin < shape.cols; begin += kSegment) {
     const int values = static_cast<int>(std::min<int64_t>(kSegment, shape.cols - begin));
     const uint8_t* segment = rows + begin / type.block_values * type.block_bytes;
     const PanelOutput out = {y, stride, columns, begin == 0};
-    const int64_t segment_bytes = kSegment / type.block_values * type.block_bytes;
-    if (begin + kSegment < shape.cols) {
-      Prefetch(segment + segment_bytes, row_bytes, columns, segment_bytes);
-    }
+    // The panel after this one lies right behind it and is mostly the next this thread takes. Its bytes are
+    // asked for in order while this one is computed: memory is read in one long run, though the rows of a
+    // panel are used side by side.
+    const uint8_t* ahead = rows + panel_bytes + panel_bytes * begin / shape.cols;
+    Prefetch(ahead, std::min(ahead + panel_bytes * values / shape.cols, matrix_end));
     if (type.form == Form::kFloat) {
       FloatPanel panel;
       kernels.pack_float(type, segment, row_bytes, columns, values, &panel);

@@ -47,7 +47,10 @@ void ThreadPool::Stop() {
 }
 
 void ThreadPool::Work() {
-  for (int64_t i = next_.fetch_add(1); i < count_; i = next_.fetch_add(1)) (*body_)(i);
+  for (int64_t begin = next_.fetch_add(run_); begin < count_; begin = next_.fetch_add(run_)) {
+    const int64_t end = begin + run_ < count_ ? begin + run_ : count_;
+    for (int64_t i = begin; i < end; ++i) (*body_)(i);
+  }
 }
 
 void ThreadPool::Run(int64_t count, const std::function<void(int64_t)>& body) {
@@ -59,6 +62,8 @@ void ThreadPool::Run(int64_t count, const std::function<void(int64_t)>& body) {
   std::lock_guard<std::mutex> lock(job_mutex_);
   body_ = &body;
   count_ = count;
+  // Some eight runs a thread: few enough to be long, many enough to even out the end.
+  run_ = count / (8 * num_threads()) + 1;
   next_.store(0);
   const uint64_t open = job_.load() + 1;
   job_.store(open);

@@ -33,7 +33,8 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // Runs body(i) for every i in [0, count), in any order, on any thread; returns when all are done.
+  // Runs body(i) for every i in [0, count), on any thread; returns when all are done. A thread takes runs of
+  // consecutive indices, so that neighbours in memory mostly fall to one thread.
   // The body must not call Run. Runs with the float mode of numerics.h on every thread.
   void Run(int64_t count, const std::function<void(int64_t)>& body);
 
@@ -52,6 +53,7 @@ class ThreadPool {
   std::mutex job_mutex_;
   const std::function<void(int64_t)>* body_ = nullptr;
   int64_t count_ = 0;
+  int64_t run_ = 1;  // consecutive indices taken at once
   alignas(64) std::atomic<int64_t> next_{0};
   alignas(64) std::atomic<uint64_t> job_{0};
   alignas(64) std::atomic<int> active_{0};

@@ -69,7 +69,8 @@ class Runner:
         table = -1 if self._table is None else self._table.slot
         ops = native_ops(self._store.slot, tiers=self.tiers.experts.slot, table=table)
         self._sharding = primary_sharding()
-        self._params = load_params(pack, self._sharding)
+        # Flat, for a step takes them apart again every time it is called.
+        self._params, self._params_tree = jax.tree.flatten(load_params(pack, self._sharding))
         self._cells = num_cells(options.max_context, TILE_ROWS)
         self._state: DecodeState | None = None
         self.position = 0
@@ -106,7 +107,11 @@ class Runner:
         place = functools.partial(jax.ShapeDtypeStruct, sharding=self._sharding)
         state = jax.tree.map(lambda leaf: place(leaf.shape, leaf.dtype), state)
         number = place((), jnp.int32)
-        jitted = jax.jit(program, donate_argnums=1)
+
+        def flat(params, *rest):
+            return program(jax.tree.unflatten(self._params_tree, params), *rest)
+
+        jitted = jax.jit(flat, donate_argnums=1)
         ids = place((rows,), jnp.int32)
         return jitted.lower(self._params, state, ids, number, number, number).compile()
 
