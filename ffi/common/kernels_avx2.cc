@@ -29,10 +29,13 @@ inline void Transpose8(__m256i v[8]) {
 }
 
 void Pack(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows,
-          int num_blocks, Panel* panel) {
+          int num_blocks, const Ahead& ahead, Panel* panel) {
   const UnpackFn unpack = Avx2Unpack(type.type);
   RowSegment segments[kPanelRows];
-  for (int r = 0; r < num_rows; ++r) unpack(rows + r * row_bytes, num_blocks, &segments[r]);
+  for (int r = 0; r < num_rows; ++r) {
+    ahead.Ask(r);
+    unpack(rows + r * row_bytes, num_blocks, &segments[r]);
+  }
   for (int r = num_rows; r < kPanelRows; ++r) std::memset(&segments[r], 0, sizeof(RowSegment));
   for (int b = 0; b < num_blocks; ++b) {
     for (int half = 0; half < 2; ++half) {
@@ -75,8 +78,9 @@ inline __m256i LoadFloats(const TypeInfo& type, const uint8_t* bytes, int count)
 }
 
 void PackFloat(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows,
-               int num_values, FloatPanel* panel) {
+               int num_values, const Ahead& ahead, FloatPanel* panel) {
   for (int c = 0; c < num_values; c += 8) {
+    if (c % 16 == 0) ahead.Ask(c / 16);
     const int count = num_values - c < 8 ? num_values - c : 8;
     for (int half = 0; half < 2; ++half) {
       __m256i v[8];

@@ -38,11 +38,50 @@ inline void Transpose16(__m512i v[16]) {
   }
 }
 
+// Q8_0 holds the codes as they are needed: they go from the file's bytes to the panel in one step.
+void PackQ8_0(const uint8_t* rows, int64_t row_bytes, int num_rows, int num_blocks,
+              const Ahead& ahead, Panel* panel) {
+  constexpr int kBytes = 34;  // f16 d, 32 codes
+  const __m512i flip = _mm512_set1_epi8(static_cast<char>(0x80));
+  alignas(64) uint16_t scales[kSegmentBlocks][kPanelRows] = {};
+  for (int b = 0; b < num_blocks; b += 2) {
+    for (int part = 2 * b; part < 2 * b + 4; ++part) ahead.Ask(part);
+    const bool pair = b + 1 < num_blocks;
+    __m512i v[16];
+    for (int r = 0; r < 16; ++r) {
+      if (r >= num_rows) {
+        v[r] = _mm512_setzero_si512();
+        continue;
+      }
+      const uint8_t* block = rows + r * row_bytes + b * kBytes;
+      const uint8_t* second = pair ? block + kBytes : block;
+      std::memcpy(&scales[b][r], block, 2);
+      if (pair) std::memcpy(&scales[b + 1][r], second, 2);
+      const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + 2));
+      const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second + 2));
+      v[r] = _mm512_xor_si512(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1), flip);
+    }
+    Transpose16(v);
+    uint8_t* to = panel->codes[b][0][0];
+    for (int g = 0; g < (pair ? 16 : 8); ++g) _mm512_store_si512(to + g * 64, v[g]);
+  }
+  for (int b = 0; b < num_blocks; ++b) {
+    const __m256i half = _mm256_load_si256(reinterpret_cast<const __m256i*>(scales[b]));
+    _mm512_store_ps(panel->d[b], _mm512_cvtph_ps(half));
+  }
+}
+
 void Pack(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows,
-          int num_blocks, Panel* panel) {
+          int num_blocks, const Ahead& ahead, Panel* panel) {
+  if (type.type == GgmlType::kQ8_0) {
+    return PackQ8_0(rows, row_bytes, num_rows, num_blocks, ahead, panel);
+  }
   const UnpackFn unpack = Avx512Unpack(type.type);
   RowSegment segments[kPanelRows];
-  for (int r = 0; r < num_rows; ++r) unpack(rows + r * row_bytes, num_blocks, &segments[r]);
+  for (int r = 0; r < num_rows; ++r) {
+    ahead.Ask(r);
+    unpack(rows + r * row_bytes, num_blocks, &segments[r]);
+  }
   for (int r = num_rows; r < kPanelRows; ++r) std::memset(&segments[r], 0, sizeof(RowSegment));
   // 64 bytes of each row are 16 groups of 4 values: two blocks of the panel.
   for (int c = 0; c < num_blocks * kBlock; c += 64) {
@@ -81,8 +120,9 @@ inline __m512i LoadFloats(GgmlType type, const uint8_t* bytes, __mmask16 mask) {
 }
 
 void PackFloat(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows,
-               int num_values, FloatPanel* panel) {
+               int num_values, const Ahead& ahead, FloatPanel* panel) {
   for (int c = 0; c < num_values; c += 16) {
+    ahead.Ask(c / 16);
     const int count = num_values - c < 16 ? num_values - c : 16;
     const __mmask16 mask = static_cast<__mmask16>((1u << count) - 1);
     __m512i v[16];

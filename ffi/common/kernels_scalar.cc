@@ -17,7 +17,7 @@ float LoadFloat(const TypeInfo& type, const uint8_t* bytes) {
 }
 
 void Pack(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows,
-          int num_blocks, Panel* panel) {
+          int num_blocks, const Ahead&, Panel* panel) {
   const UnpackFn unpack = ScalarUnpack(type.type);
   RowSegment segment = {};
   for (int r = 0; r < kPanelRows; ++r) {
@@ -38,7 +38,7 @@ void Pack(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_
 }
 
 void PackFloat(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows,
-               int num_values, FloatPanel* panel) {
+               int num_values, const Ahead&, FloatPanel* panel) {
   for (int i = 0; i < num_values; ++i) {
     for (int r = 0; r < kPanelRows; ++r) {
       panel->w[i][r] =

@@ -48,14 +48,28 @@ struct PanelOutput {
   bool first;       // first segment of the row: the total starts at +0
 };
 
+// Memory that will be wanted next. It is asked for row by row while a panel is packed: all at once
+// the requests would fill the core's queue, and packing would wait behind them.
+struct Ahead {
+  const uint8_t* begin;
+  int64_t num_bytes;
+
+  // The r-th of 16 parts, into the second cache.
+  inline void Ask(int r) const {
+    const int64_t part = (num_bytes / kPanelRows + 63) / 64 * 64;
+    const int64_t end = part * (r + 1) < num_bytes ? part * (r + 1) : num_bytes;
+    for (int64_t i = part * r; i < end; i += 64) __builtin_prefetch(begin + i, 0, 2);
+  }
+};
+
 // One instruction set's versions. All give the same bits.
 struct Kernels {
   const char* name;
   // Weight rows -> panel. `rows` is the first byte of the segment in row 0.
   void (*pack)(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows,
-               int num_blocks, Panel* panel);
+               int num_blocks, const Ahead& ahead, Panel* panel);
   void (*pack_float)(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows,
-                     int num_values, FloatPanel* panel);
+                     int num_values, const Ahead& ahead, FloatPanel* panel);
   // total += segment, for T activation rows; `block` is the segment's first block of 32.
   void (*multiply)(const TypeInfo& type, const Panel& panel, int num_blocks, const Activations& x,
                    int64_t block, int64_t num_rows, const PanelOutput& out);

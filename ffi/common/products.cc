@@ -3,15 +3,6 @@
 #include <algorithm>
 
 namespace strata {
-namespace {
-
-// Asks for [begin, end) of the matrix in the second cache, line by line.
-inline void Prefetch(const uint8_t* begin, const uint8_t* end) {
-  for (; begin < end; begin += 64) __builtin_prefetch(begin, 0, 2);
-}
-
-}  // namespace
-
 void QuantizedRows::Reset(const float* values, int64_t num_rows, int64_t width, bool quantised) {
   values_ = values;
   width_ = width;
@@ -46,18 +37,19 @@ void MultiplyPanel(const Matrix& shape, const uint8_t* bytes, int64_t first_row,
     const int values = static_cast<int>(std::min<int64_t>(kSegment, shape.cols - begin));
     const uint8_t* segment = rows + begin / type.block_values * type.block_bytes;
     const PanelOutput out = {y, stride, columns, begin == 0};
-    // The panel after this one lies right behind it and is mostly the next this thread takes. Its bytes are
-    // asked for in order while this one is computed: memory is read in one long run, though the rows of a
-    // panel are used side by side.
-    const uint8_t* ahead = rows + panel_bytes + panel_bytes * begin / shape.cols;
-    Prefetch(ahead, std::min(ahead + panel_bytes * values / shape.cols, matrix_end));
+    // The panel after this one lies right behind it and is mostly the next this thread takes. Its
+    // bytes are asked for in order while this one is computed: memory is read in one long run,
+    // though the rows of a panel are used side by side.
+    const uint8_t* next = rows + panel_bytes + panel_bytes * begin / shape.cols;
+    const Ahead ahead = {
+        next, std::clamp<int64_t>(matrix_end - next, 0, panel_bytes * values / shape.cols)};
     if (type.form == Form::kFloat) {
       FloatPanel panel;
-      kernels.pack_float(type, segment, row_bytes, columns, values, &panel);
+      kernels.pack_float(type, segment, row_bytes, columns, values, ahead, &panel);
       kernels.multiply_float(panel, values, x, begin, num_rows, out);
     } else {
       Panel panel;
-      kernels.pack(type, segment, row_bytes, columns, values / kBlock, &panel);
+      kernels.pack(type, segment, row_bytes, columns, values / kBlock, ahead, &panel);
       kernels.multiply(type, panel, values / kBlock, x, begin / kBlock, num_rows, out);
     }
   }

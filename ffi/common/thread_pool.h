@@ -33,9 +33,9 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // Runs body(i) for every i in [0, count), on any thread; returns when all are done. A thread takes runs of
-  // consecutive indices, so that neighbours in memory mostly fall to one thread.
-  // The body must not call Run. Runs with the float mode of numerics.h on every thread.
+  // Runs body(i) for every i in [0, count), on any thread; returns when all are done. A thread
+  // takes runs of consecutive indices, so that neighbours in memory mostly fall to one thread. The
+  // body must not call Run. Runs with the float mode of numerics.h on every thread.
   void Run(int64_t count, const std::function<void(int64_t)>& body);
 
   int num_threads() const { return static_cast<int>(helpers_.size()) + 1; }

@@ -1,5 +1,7 @@
 #include "ops/hyper_read.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <vector>
 
@@ -44,7 +46,16 @@ STRATA_CLONES void WriteAndNorm(const HyperReadArgs& a, int64_t t, float* normed
 }
 
 void SiluInPlace(float* x, int64_t count, float divisor) {
-  for (int64_t i = 0; i < count; ++i) x[i] = SiluMul(x[i] / divisor, 1.0f);
+  constexpr int64_t kAtOnce = 64;
+  static constexpr auto kOnes = [] {
+    std::array<float, kAtOnce> ones{};
+    ones.fill(1.0f);
+    return ones;
+  }();
+  for (int64_t i = 0; i < count; ++i) x[i] /= divisor;
+  for (int64_t i = 0; i < count; i += kAtOnce) {
+    ActiveKernels().silu_mul(x + i, kOnes.data(), std::min(kAtOnce, count - i), x + i);
+  }
 }
 
 STRATA_CLONES void MixStreams(const HyperReadArgs& a, const float* gates, const float* normed,
