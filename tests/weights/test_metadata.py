@@ -7,7 +7,7 @@ from strata_jax.weights.gguf import GgufFile
 from strata_jax.weights.metadata import read_config
 from tests.gguf_maker import REAL, TINY, make_model
 
-SHARED = pathlib.Path("/work/shared/models")
+SHARED = pathlib.Path(__file__).parents[3] / "shared/models"
 EMBEDDED = pathlib.Path(__file__).parents[2] / "strata_jax/models/strata-small/model-IQ3_S.gguf"
 
 

@@ -12,7 +12,7 @@ from tests.gguf_content import Sizes
 from tests.gguf_maker import BLOCKY, REAL, REAL_TYPES, TINY, make_model
 from tests.gguf_writer import Tensor, patch
 
-SHARED = pathlib.Path("/work/shared/models")
+SHARED = pathlib.Path(__file__).parents[3] / "shared/models"
 EMBEDDED = pathlib.Path(__file__).parents[2] / "strata_jax/models/strata-small/model-IQ3_S.gguf"
 
 
