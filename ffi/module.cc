@@ -4,7 +4,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <stdexcept>
+#include <utility>
 
 #include "common/panel.h"
 #include "common/thread_pool.h"
@@ -92,70 +94,113 @@ class TiersHandle {
  public:
   TiersHandle(const StoreHandle& store, const std::array<int64_t, 3>& roles, int64_t num_layers,
               int64_t primary_bytes, int64_t peer_bytes, int peer_threads, int host_threads,
-              double stream_share)
-      : tiers_(std::make_shared<ExpertTiers>(
-            store.store(), roles, num_layers,
-            TierOptions{primary_bytes, peer_bytes, peer_threads, host_threads, stream_share})),
-        slot_(AddTiers(tiers_)) {}
+              double stream_share, int64_t stream_slots, int64_t timeout_ms) {
+    constexpr int64_t kMostSlots = 1 << 20, kMostMs = int64_t{1} << 40;
+    if (stream_slots < 0 || stream_slots > kMostSlots || timeout_ms < 1 || timeout_ms > kMostMs) {
+      throw std::invalid_argument(
+          "expert_tiers: " + std::to_string(stream_slots) + " slots for copies and a time-out of " +
+          std::to_string(timeout_ms) + " ms, expected 0 to " + std::to_string(kMostSlots) +
+          " and 1 to " + std::to_string(kMostMs));
+    }
+    TierOptions options;
+    options.primary_bytes = primary_bytes;
+    options.peer_bytes = peer_bytes;
+    options.peer_threads = peer_threads;
+    options.host_threads = host_threads;
+    options.stream_share = stream_share;
+    options.stream_slots = stream_slots;
+    options.timeout = std::chrono::milliseconds(timeout_ms);
+    tiers_ = std::make_shared<ExpertTiers>(store.store(), roles, num_layers, options);
+    slot_ = AddTiers(tiers_);
+  }
   ~TiersHandle() { Close(); }
 
   int64_t slot() const { return slot_; }
 
+  // A hold of its own for every call: Close may come from another thread meanwhile.
+  std::shared_ptr<ExpertTiers> Held() const {
+    if (tiers_ == nullptr) throw std::invalid_argument("expert_tiers: the tiers are closed");
+    return tiers_;
+  }
+
   void Place(const py::array_t<uint8_t, py::array::c_style>& tiers,
              const py::array_t<int64_t, py::array::c_style>& offsets,
              const py::array_t<uint8_t, py::array::c_style>& homes) {
-    const int64_t pairs = tiers_->num_layers() * tiers_->num_experts();
+    const auto held = Held();
+    const int64_t pairs = held->num_layers() * held->num_experts();
     if (tiers.size() != pairs || offsets.size() != pairs || homes.size() != pairs) {
       throw std::invalid_argument("expert_tiers: arrays of " + std::to_string(tiers.size()) +
                                   " experts, expected " + std::to_string(pairs));
     }
-    const std::string error = tiers_->Place(tiers.data(), offsets.data(), homes.data());
+    const std::string error = held->Place(tiers.data(), offsets.data(), homes.data());
     if (!error.empty()) throw std::invalid_argument("expert_tiers: " + error);
   }
 
   int64_t Fill(int64_t first, int64_t count) {
+    const auto held = Held();
     const py::gil_scoped_release release;
-    return tiers_->Fill(first, count);
+    return held->Fill(first, count);
   }
 
   int64_t Lock(const py::array_t<uint8_t, py::array::c_style>& wanted, int64_t first,
                int64_t count) {
-    if (wanted.size() != tiers_->num_layers() * tiers_->num_experts()) {
+    const auto held = Held();
+    if (wanted.size() != held->num_layers() * held->num_experts()) {
       throw std::invalid_argument("expert_tiers: an array of " + std::to_string(wanted.size()) +
                                   " experts");
     }
     const uint8_t* marks = wanted.data();
     const py::gil_scoped_release release;
-    return tiers_->Lock(marks, first, count);
+    return held->Lock(marks, first, count);
   }
 
   void StartAdapt(int64_t max_swaps, int64_t max_peer_swaps, float decay) {
+    const auto held = Held();
     const py::gil_scoped_release release;
-    tiers_->StartAdapt(max_swaps, max_peer_swaps, decay);
+    held->StartAdapt(max_swaps, max_peer_swaps, decay);
   }
 
   void FinishAdapt() {
+    const auto held = Held();
     const py::gil_scoped_release release;
-    tiers_->FinishAdapt();
+    held->FinishAdapt();
   }
 
   std::vector<std::string> Audit() {
+    const auto held = Held();
     const py::gil_scoped_release release;
-    return tiers_->Audit();
+    return held->Audit();
   }
 
-  py::array_t<uint8_t> Tiers() const { return Shaped<uint8_t>(tiers_->Tiers()); }
-  py::array_t<float> Usage() const { return Shaped<float>(tiers_->Usage()); }
+  std::string Failure() const { return Held()->failure(); }
 
-  void SetRecording(bool on) { tiers_->SetRecording(on); }
+  // For tests: the next job of that tier's worker begins so much later.
+  void Stall(int tier, int64_t milliseconds) {
+    const auto held = Held();
+    TierWorker* worker = tier == static_cast<int>(Tier::kPeer)   ? held->peer()
+                         : tier == static_cast<int>(Tier::kHost) ? held->host()
+                                                                 : nullptr;
+    if (worker == nullptr || milliseconds < 0) {
+      throw std::invalid_argument("expert_tiers: tier " + std::to_string(tier) +
+                                  " has no worker to stall for " + std::to_string(milliseconds) +
+                                  " ms");
+    }
+    worker->Stall(std::chrono::milliseconds(milliseconds));
+  }
+
+  py::array_t<uint8_t> Tiers() const { return Shaped<uint8_t>(Held()->Tiers()); }
+  py::array_t<int64_t> Usage() const { return Shaped<int64_t>(Held()->Heat()); }
+
+  void SetRecording(bool on) { Held()->SetRecording(on); }
 
   py::array_t<int32_t> TakeRecords() {
-    const std::vector<int32_t> records = tiers_->TakeRecords();
+    const std::vector<int32_t> records = Held()->TakeRecords();
     return py::array_t<int32_t>(static_cast<py::ssize_t>(records.size()), records.data());
   }
 
   py::dict Counters() const {
-    const TierCounters& c = tiers_->counters();
+    const auto held = Held();
+    const TierCounters& c = held->counters();
     py::dict counters;
     counters["entries_primary"] = c.entries_primary.load();
     counters["entries_peer"] = c.entries_peer.load();
@@ -172,8 +217,10 @@ class TiersHandle {
   }
 
   void Close() {
-    if (slot_ >= 0) RemoveTiers(slot_);
-    slot_ = -1;
+    if (slot_ < 0) return;
+    const std::shared_ptr<ExpertTiers> last = std::move(tiers_);
+    const py::gil_scoped_release release;
+    RemoveTiers(std::exchange(slot_, -1));
   }
 
  private:
@@ -185,7 +232,7 @@ class TiersHandle {
   }
 
   std::shared_ptr<ExpertTiers> tiers_;
-  int64_t slot_;
+  int64_t slot_ = -1;
 };
 
 // One unpacker by name over whole rows, for tests: codes, d, m, k, n.
@@ -197,9 +244,15 @@ py::dict UnpackRows(int64_t type_id, const py::buffer& data, int64_t num_rows, i
     throw std::invalid_argument("unpack_rows: type " + std::to_string(type_id) +
                                 " is not quantised");
   }
-  const int64_t row_bytes = num_cols / type->block_values * type->block_bytes;
-  if (num_cols % type->block_values != 0 || info.size * info.itemsize != num_rows * row_bytes) {
-    throw std::invalid_argument("unpack_rows: bytes and shape do not fit");
+  int64_t row_bytes, bytes_wanted, values;
+  if (num_rows < 0 || num_cols < 1 || num_cols % type->block_values != 0 ||
+      __builtin_mul_overflow(num_cols / type->block_values, type->block_bytes, &row_bytes) ||
+      __builtin_mul_overflow(num_rows, row_bytes, &bytes_wanted) ||
+      __builtin_mul_overflow(num_rows, num_cols, &values) ||
+      info.size * info.itemsize != bytes_wanted) {
+    throw std::invalid_argument("unpack_rows: " + std::to_string(info.size * info.itemsize) +
+                                " bytes are not " + std::to_string(num_rows) + " rows of " +
+                                std::to_string(num_cols) + " values");
   }
   UnpackFn unpack = nullptr;
   if (isa == "scalar") unpack = ScalarUnpack(type->type);
@@ -261,10 +314,10 @@ PYBIND11_MODULE(_native, module) {
       .def("close", &StoreHandle::Close);
   py::class_<TiersHandle>(module, "ExpertTiers")
       .def(py::init<const StoreHandle&, const std::array<int64_t, 3>&, int64_t, int64_t, int64_t,
-                    int, int, double>(),
+                    int, int, double, int64_t, int64_t>(),
            py::arg("store"), py::arg("roles"), py::arg("num_layers"), py::arg("primary_bytes"),
            py::arg("peer_bytes"), py::arg("peer_threads"), py::arg("host_threads"),
-           py::arg("stream_share"))
+           py::arg("stream_share"), py::arg("stream_slots"), py::arg("timeout_ms"))
       .def_property_readonly("slot", &TiersHandle::slot)
       .def("place", &TiersHandle::Place, py::arg("tiers"), py::arg("offsets"), py::arg("homes"))
       .def("fill", &TiersHandle::Fill, py::arg("first"), py::arg("count"))
@@ -273,6 +326,8 @@ PYBIND11_MODULE(_native, module) {
            py::arg("decay"))
       .def("finish_adapt", &TiersHandle::FinishAdapt)
       .def("audit", &TiersHandle::Audit)
+      .def("failure", &TiersHandle::Failure)
+      .def("stall", &TiersHandle::Stall, py::arg("tier"), py::arg("milliseconds"))
       .def("tiers", &TiersHandle::Tiers)
       .def("usage", &TiersHandle::Usage)
       .def("set_recording", &TiersHandle::SetRecording, py::arg("on"))

@@ -13,6 +13,9 @@ from typing import Any, Literal, get_args
 from strata_jax.errors import UsageError
 
 LayerKind = Literal["linear", "attention"]
+Platform = Literal["cpu", "cuda"]
+"""Where the model runs."""
+
 NgramIo = Literal["direct", "mmap", "ram"]
 
 
@@ -115,6 +118,17 @@ def user_cache_dir() -> pathlib.Path | None:
         return None
 
 
+def reserve_xla_memory(share: float) -> None:
+    """Lets XLA take this share of a GPU's memory, at once, when its backend starts.
+
+    A share that the user's own variables name is kept. Source: jax-ffi.md, section 5 (names as of
+    jaxlib 0.11).
+    """
+    names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+    if not any(os.environ.get(name) for name in names):
+        os.environ[names[0]] = f"{share:.4f}"
+
+
 def loader_environment() -> dict[str, str]:
     """Variables that decide which shared libraries and devices a process sees, as far as set."""
     names = (
@@ -159,9 +173,11 @@ class TierSettings:
     adapt_decay: float = 0.7
     """Factor on the usage after each round."""
     pcie_frac: float | None = None
-    """Share of the misses that the primary computes from host memory; None = auto."""
+    """Share of the misses that the primary computes from host memory; None = auto, see
+    `stream_share`."""
     pool_workers: int = 0
-    """Threads that compute host experts; 0 = one per physical core but one."""
+    """Threads that compute host experts; 0 = on the CPU the ops' own, else one per physical core
+    but one."""
     peer_device: int | None = None
     """Device of the peer tier; None (or -1, which becomes None) = no peer."""
     peer_reserve_mib: int = 600
@@ -248,6 +264,10 @@ class TierSettings:
         if self.expert_cache is None and platform == "cpu":
             return self.device_memory_mib is not None
         return self.expert_cache != 0
+
+    def stream_share(self, platform: str) -> float:
+        """Share of the missed experts that is streamed: auto is 0, for on the CPU a copy gains nothing."""
+        return (self.pcie_frac or 0.0) if self.cache_is_on(platform) else 0.0
 
     def adapts(self) -> bool:
         """Whether experts move while the model runs, given that there is a cache."""

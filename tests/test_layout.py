@@ -29,8 +29,8 @@ NOT_OPS = {
 """Modules of strata_jax/ops that define no op; modules named *_ref specify bits for several."""
 PLAIN_ONLY = {"gdn_chunk"}
 """Ops whose plain twin is all there is."""
-XLA_HEADERS = {"common/check.h", "ops/handlers.h"}
-TOPICS = {"goldens", "kernels"}
+XLA_HEADERS = {"common/check.h", "ops/handlers.h", "cuda/handlers.h"}
+TOPICS = {"goldens", "kernels", "device"}
 """Names of test files that are about more than one module."""
 
 
@@ -48,6 +48,7 @@ def _read(path: str) -> str:
 
 
 OPS = sorted(_stems("ffi/ops/*_ffi.cc", "_ffi"))
+HANDLERS = ("ffi/ops", "ffi/cuda/ops")
 PYTHON_FILES = _files("strata_jax/**/*.py", "tests/**/*.py", "tools/*.py")
 OWN_FILES = sorted(
     {*PYTHON_FILES, *_files("strata_jax/*.pyi", "ffi/**/*", "tools/*", "CMakeLists.txt", ".ci/*")}
@@ -93,23 +94,29 @@ def test_has_a_test_file_for_every_op():
     assert {f"test_{op}" for op in OPS} <= _stems("tests/ops/test_*.py")
 
 
+@pytest.mark.parametrize("folder", HANDLERS)
 @pytest.mark.parametrize("op", OPS)
-def test_calls_the_handler_by_the_name_of_the_op(op: str):
-    source = _read(f"ffi/ops/{op}_ffi.cc")
+def test_calls_the_handler_by_the_name_of_the_op(op: str, folder: str):
+    source = _read(f"{folder}/{op}_ffi.cc")
 
-    assert f"DEFINE_HANDLER_SYMBOL({_camel(op)}Ffi, " in source
+    assert f'DEFINE_HANDLER_SYMBOL({_camel(op)}Ffi, Caught("{op}", Handle),' in source
     assert set(re.findall(r'STRATA_CHECK_ARG\(\s*"(\w+)"', source)) <= {op}
-    assert f'target("{op}")' in _read(f"strata_jax/ops/{op}.py")
+    assert re.search(rf'backend\.call\(\s*"{op}"', _read(f"strata_jax/ops/{op}.py"))
 
 
+@pytest.mark.parametrize("folder", HANDLERS)
 @pytest.mark.parametrize("op", OPS)
-def test_says_whether_the_handler_is_graph_safe(op: str):
-    assert "graph-safe" in _read(f"ffi/ops/{op}_ffi.cc").partition("\n")[0].lower()
+def test_says_whether_the_handler_is_graph_safe(op: str, folder: str):
+    source = _read(f"{folder}/{op}_ffi.cc")
+
+    assert "graph-safe" in source.partition("\n")[0].lower()
+    assert ("kCmdBufferCompatible" in source) == (folder == "ffi/cuda/ops")
 
 
+@pytest.mark.parametrize("folder", HANDLERS)
 @pytest.mark.parametrize("op", OPS)
-def test_passes_arguments_in_the_order_of_the_python_function(op: str):
-    bound = _bound(_read(f"ffi/ops/{op}_ffi.cc"))
+def test_passes_arguments_in_the_order_of_the_python_function(op: str, folder: str):
+    bound = _bound(_read(f"{folder}/{op}_ffi.cc"))
     positional, keywords = _parameters(op, op)
 
     assert bound["Arg"] == positional
@@ -117,12 +124,14 @@ def test_passes_arguments_in_the_order_of_the_python_function(op: str):
     assert shared == [name for name in keywords if name in shared]
 
 
+@pytest.mark.parametrize("folder", HANDLERS)
 @pytest.mark.parametrize("op", OPS)
-def test_binds_what_the_handler_takes(op: str):
-    source = _read(f"ffi/ops/{op}_ffi.cc")
+def test_binds_what_the_handler_takes(op: str, folder: str):
+    source = _read(f"{folder}/{op}_ffi.cc")
     bound = _bound(source)
+    stream = ["stream"] if folder == "ffi/cuda/ops" else []
 
-    assert _handler_parameters(source) == [*bound["Arg"], *bound["Ret"], *bound["Attr"]]
+    assert _handler_parameters(source) == [*stream, *bound["Arg"], *bound["Ret"], *bound["Attr"]]
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -151,7 +160,8 @@ def test_keeps_xla_out_of_everything_but_handlers():
 
     knowing = {path for path in NATIVE_FILES if knows_xla(path) and not path.endswith("_ffi.cc")}
 
-    assert knowing <= {*(f"ffi/{header}" for header in XLA_HEADERS), "ffi/module.cc"}
+    modules = {"ffi/module.cc", "ffi/cuda/module_device.cc"}
+    assert knowing <= {*(f"ffi/{header}" for header in XLA_HEADERS), *modules}
 
 
 def test_includes_headers_once():
@@ -188,7 +198,7 @@ def _bound(source: str) -> dict[str, list[str]]:
     """Names of what a handler binds, by kind: those in comments of Arg and Ret, those of Attr."""
     binding = source[source.index("ffi::Ffi::Bind()") :]
     names = {
-        kind: re.findall(rf"\.{kind}<.*?>\(\)\)?;?\s*// (\w+)", binding) for kind in ("Arg", "Ret")
+        kind: re.findall(rf"\.{kind}<.*?>\(\)\)?[;,]?\s*// (\w+)", binding) for kind in ("Arg", "Ret")
     }
     return names | {"Attr": re.findall(r'\.Attr<.*?>\("(\w+)"\)', binding)}
 

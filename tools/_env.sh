@@ -67,7 +67,7 @@ default_cuda() {
 fingerprint() {
   {
     pwd
-    find ffi CMakeLists.txt pyproject.toml "tools/constraints-$1.txt" -type f -print0 | LC_ALL=C sort -z \
+    find ffi tests/native CMakeLists.txt pyproject.toml "tools/constraints-$1.txt" -type f -print0 | LC_ALL=C sort -z \
       | xargs -0 cksum
   } | cksum | tr -d ' '
 }
@@ -94,10 +94,12 @@ set_up() {
   if [[ -f "$stamp" ]]; then
     { IFS= read -r has_all; read -r has_extras; read -r has_werror; } <"$stamp" || true
   fi
-  local extras werror cuda all
+  local extras werror cuda emulate=OFF all
   extras="$(tr ' ' '\n' <<<"$has_extras $*" | sort -u | xargs)"
   werror="${STRATA_WERROR:-${has_werror:-OFF}}"
   cuda="${STRATA_CUDA:-$(default_cuda)}"
+  # The tests run the CUDA code on the CPU, too.
+  [[ " $extras " == *" test "* ]] && emulate=ON
   all="$(fingerprint "$version") $extras $werror $cuda ${STRATA_CUDA_ARCHS:-} ${CXX:-}"
   if [[ "$all" == "$has_all" && -x "$venv/bin/strata-jax" ]]; then
     say "$venv is up to date (Python $version)"
@@ -110,7 +112,7 @@ set_up() {
   "${install[@]}" "${BUILD_TOOLS[@]}" jaxlib
   say "building and installing strata-jax${extras:+ with $extras}: CUDA $cuda, warnings as errors $werror"
   # With its bin folder first, so that the build finds the environment's CMake and Ninja.
-  PATH="$PWD/$venv/bin:$PATH" STRATA_CUDA="$cuda" STRATA_WERROR="$werror" \
+  PATH="$PWD/$venv/bin:$PATH" STRATA_CUDA="$cuda" STRATA_WERROR="$werror" STRATA_EMULATE="$emulate" \
     "${install[@]}" --no-build-isolation --editable ".${extras:+[${extras// /,}]}"
   printf '%s\n' "$all" "$extras" "$werror" >"$stamp"
   say "$venv is ready after $((SECONDS - began)) s"

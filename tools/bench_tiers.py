@@ -3,16 +3,21 @@
 
   bench_tiers.py [--model F.gguf] [--tokens 128] [--repeat 3] [--plot FILE.svg] [--doors] [--replay]
 
-Without a switch it prints decode tokens/s and hit rate at 0 to 100 % of the experts in the primary's slots.
+Without a switch it prints decode tokens/s and hit rate at 0 to 100 % of the experts in the primary's slots, adapting
+as usual: medians of `--repeat` rounds, each with a fresh engine a share and a request that warms up. `--plot` draws them.
 `--doors` times one layer's experts with everything in slots against the same products without plan and tiers,
 call by call in turn, and an A/A pair for the noise. `--replay` replays a made-up routing trace (Zipf, a scan in its
 middle) through the adapting tiers and compares the hit rate with the best fixed choice for that trace.
 """
 
 import argparse
+import dataclasses
 import statistics
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,46 +53,93 @@ def open_tiers(pack: Pack, store, count: int, adapt: AdaptSettings) -> ExpertTie
     )  # fmt: skip
 
 
-def bench_residency(pack: Pack, tokens: int, repeat: int) -> list[tuple[int, float, float]]:
-    """(share, tokens/s, hit rate) for each share of the experts."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Residency:
+    """What one share of the experts in the primary's slots came to."""
+
+    share: int
+    """Percent."""
+    speeds: tuple[float, ...]
+    """Decode tokens/s, one of each round."""
+    hits: float
+    """Part of the routed entries that a slot served; the same in every round."""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.speeds)
+
+    def __str__(self) -> str:
+        least, most = min(self.speeds), max(self.speeds)
+        return f"{self.share:8d}% {self.median:8.1f} {least:8.1f} {most:8.1f} {self.hits:7.1%}"
+
+
+def decode(pack: Pack, share: int, tokens: int) -> tuple[float, float]:
+    """(tokens/s, hit rate) of a request, behind an equal one that warms up and moves experts."""
     total = pack.config.num_layers * pack.config.num_experts
+    tiers = TierSettings(expert_cache=total * share // 100)
     settings = SamplingSettings(temperature=0.0)
-    prompt = tuple(range(5, 37))
-    rows = []
-    print(f"{'resident':>9} {'tok/s':>8} {'least':>8} {'most':>8} {'hits':>7}")
-    for share in SHARES:
-        tiers = TierSettings(expert_cache=total * share // 100)
-        engine = Engine.open(pack, EngineOptions(tiers=tiers, max_context=1024))
-        request = Request(ids=prompt, settings=settings, max_tokens=tokens)
-        speeds, hits = [], 0.0
-        for run in range(repeat + 1):  # the first warms up
-            generation = engine.start(request)
-            for _ in generation:
-                pass
-            if run > 0:
-                speeds.append(generation.timings.decode_tok_s or 0.0)
-                hits = float(generation.tier_counters["hit_rate"] or 0.0)  # type: ignore[arg-type]
+    request = Request(ids=tuple(range(5, 37)), settings=settings, max_tokens=tokens)
+    engine = Engine.open(pack, EngineOptions(tiers=tiers, max_context=1024))
+    try:
+        for _ in engine.start(request):
+            pass
+        generation = engine.start(request)
+        for _ in generation:
+            pass
+        return generation.timings.decode_tok_s or 0.0, generation.tier_counters["hit_rate"]
+    finally:
         engine.close()
-        rows.append((share, statistics.median(speeds), hits))
-        print(
-            f"{share:8d}% {rows[-1][1]:8.1f} {min(speeds):8.1f} {max(speeds):8.1f} {hits:7.1%}",
-            flush=True,
-        )
+
+
+def bench_residency(pack: Pack, tokens: int, repeat: int) -> list[Residency]:
+    """Every share once a round, in turn: what else the machine does falls on all alike."""
+    speeds: dict[int, list[float]] = {share: [] for share in SHARES}
+    hits: dict[int, set[float]] = {share: set() for share in SHARES}
+    for round_ in range(repeat):
+        for share in SHARES:
+            speed, hit_rate = decode(pack, share, tokens)
+            speeds[share].append(speed)
+            hits[share].add(hit_rate)
+        print(f"round {round_ + 1} of {repeat}", file=sys.stderr, flush=True)
+    assert all(len(found) == 1 for found in hits.values()), f"swaps depend on timing: {hits}"
+    rows = [
+        Residency(share=share, speeds=tuple(speeds[share]), hits=hits[share].pop())
+        for share in SHARES
+    ]
+    print(f"{'resident':>9} {'tok/s':>8} {'least':>8} {'most':>8} {'hits':>7}")
+    print(*rows, sep="\n")
     return rows
 
 
-def plot(rows: list[tuple[int, float, float]], path: Path) -> None:
-    """Decode speed and hit rate against residency."""
+def plot(rows: Sequence[Residency], path: Path) -> None:
+    """Decode speed and hit rate against residency, in colours for dark and light pages."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6, 3.5), layout="constrained")
-    axes = figure.subplots()
-    axes.plot([row[0] for row in rows], [row[1] for row in rows], "o-", color="tab:blue")
-    axes.set(xlabel="experts in the primary's slots, %", ylabel="decode tokens/s", ylim=(0, None))
-    other = axes.twinx()
-    other.plot([row[0] for row in rows], [100 * row[2] for row in rows], "s--", color="tab:orange")
-    other.set(ylabel="hit rate, % (dashed)", ylim=(0, 105))
-    figure.savefig(path)
+    ink, speed, hit = "#6e7781", "#3b82f6", "#d97706"  # all 3:1 or more on white and on black
+    colours = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    settings: dict[Any, Any] = dict.fromkeys(colours, ink)
+    # Text stays text, and equal figures give equal files.
+    settings |= {"svg.fonttype": "none", "svg.hashsalt": "residency"}
+    settings |= {"font.size": 9, "font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"]}
+    with rc_context(settings):
+        figure = Figure(figsize=(7.2, 2.6), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        shares = [row.share for row in rows]
+        medians = [row.median for row in rows]
+        below = [row.median - min(row.speeds) for row in rows]
+        above = [max(row.speeds) - row.median for row in rows]
+        left.errorbar(shares, medians, (below, above), fmt="o-", color=speed, capsize=3, lw=1.5)
+        left.set(title="decode, tokens/s: median, least, most", ylim=(0, None))
+        right.plot(shares, [100 * row.hits for row in rows], "o-", color=hit, lw=1.5)
+        right.plot((0, 100), (0, 100), ":", color=ink, lw=1)
+        right.annotate("equal use of all experts", (52, 43), color=ink)
+        right.set(title="hits, % of routed entries", ylim=(-5, 105))
+        for axes in (left, right):
+            axes.set(xlabel="experts in the primary's slots, %", xticks=shares)
+            axes.grid(alpha=0.25, color=ink)
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(path, transparent=True, metadata={"Date": None, "Creator": None})
 
 
 def bench_doors(pack: Pack, repeat: int) -> None:

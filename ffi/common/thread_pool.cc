@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <memory>
+#include <utility>
 
 #include "common/numerics.h"
 
@@ -47,9 +48,15 @@ void ThreadPool::Stop() {
 }
 
 void ThreadPool::Work() {
-  for (int64_t begin = next_.fetch_add(run_); begin < count_; begin = next_.fetch_add(run_)) {
-    const int64_t end = begin + run_ < count_ ? begin + run_ : count_;
-    for (int64_t i = begin; i < end; ++i) (*body_)(i);
+  try {
+    for (int64_t begin = next_.fetch_add(run_); begin < count_; begin = next_.fetch_add(run_)) {
+      const int64_t end = begin + run_ < count_ ? begin + run_ : count_;
+      for (int64_t i = begin; i < end; ++i) (*body_)(i);
+    }
+  } catch (...) {
+    next_.store(count_);  // the others take nothing new
+    std::lock_guard<std::mutex> lock(error_mutex_);
+    if (!error_) error_ = std::current_exception();
   }
 }
 
@@ -74,6 +81,7 @@ void ThreadPool::Run(int64_t count, const std::function<void(int64_t)>& body) {
   Work();
   job_.store(open + 1);
   while (active_.load() > 0) Pause();
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
 void ThreadPool::Help() {

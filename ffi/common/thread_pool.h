@@ -18,6 +18,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -35,7 +36,9 @@ class ThreadPool {
 
   // Runs body(i) for every i in [0, count), on any thread; returns when all are done. A thread
   // takes runs of consecutive indices, so that neighbours in memory mostly fall to one thread. The
-  // body must not call Run. Runs with the float mode of numerics.h on every thread.
+  // body must not call Run. Runs with the float mode of numerics.h on every thread. What a body
+  // throws comes out of here, the first such thing, when no thread works any more; indices may then
+  // be left out.
   void Run(int64_t count, const std::function<void(int64_t)>& body);
 
   int num_threads() const { return static_cast<int>(helpers_.size()) + 1; }
@@ -61,6 +64,8 @@ class ThreadPool {
   std::condition_variable wake_;
   std::atomic<int> sleepers_{0};
   std::atomic<bool> stop_{false};
+  std::mutex error_mutex_;
+  std::exception_ptr error_;  // the first that a body of this job threw
 };
 
 }  // namespace strata

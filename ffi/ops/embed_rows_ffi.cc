@@ -35,7 +35,7 @@ ffi::Error Handle(ffi::BufferR1<ffi::S32> ids, ffi::BufferR0<ffi::S32> live,
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(EmbedRowsFfi, Handle,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(EmbedRowsFfi, Caught("embed_rows", Handle),
                               ffi::Ffi::Bind()
                                   .Arg<ffi::BufferR1<ffi::S32>>()  // ids
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // live

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <numeric>
 #include <span>
 #include <vector>
@@ -14,9 +17,7 @@
 namespace strata {
 namespace {
 
-constexpr int64_t kRowsAtOnce = 64;   // bounds the stack buffers of a gate/up panel
-constexpr int64_t kStreamSlots = 16;  // staging slots of the streamed share
-constexpr std::chrono::milliseconds kTierTimeout{60000};
+constexpr int64_t kRowsAtOnce = 64;  // bounds the stack buffers of a gate/up panel
 
 // Rows that share one set of matrices: entries [begin, end) of the sorted order.
 struct Group {
@@ -29,16 +30,18 @@ struct Group {
 };
 
 // Everything a call needs beside its arguments; kept from call to call. Owned jointly with the tier
-// workers' jobs, so that a worker which misses its time-out never writes to freed memory.
+// workers' jobs, so that a worker which misses its time-out touches no memory of the caller: its
+// rows come from here and go here, the matrices' shapes are the store's, which the tiers hold, and
+// the bytes stay where they are for the sake of the job's own Reader.
 struct Workspace {
   std::vector<Group> groups;  // of the routed experts by id, then the shared expert
-  std::vector<Group> primary, peer, host, file;
+  std::vector<Group> primary, peer, stream, host, file;
   std::vector<int32_t> token_of;  // [entries] sorted by expert; the shared expert's rows last
   std::vector<int32_t> place_of;  // [T * A] entry -> place in the sorted order
   std::vector<int32_t> identity;
-  std::vector<float> hidden;                  // [entries, F]
-  std::vector<float> rows;                    // [entries, D]
-  std::vector<std::vector<uint8_t>> staging;  // copies of streamed and file-tier experts
+  std::vector<float> own_x;   // [T, D] where a worker reads floats
+  std::vector<float> hidden;  // [entries, F]
+  std::vector<float> rows;    // [entries, D]
   QuantizedRows inputs;
   QuantizedRows hidden_rows;
   FfnMatrices routed, shared;
@@ -77,35 +80,29 @@ void SortByExpert(const ExpertFfnArgs& args, Workspace& work) {
   }
 }
 
-uint8_t* Staging(Workspace& work, size_t index, int64_t size) {
-  if (work.staging.size() <= index) work.staging.resize(index + 1);
-  if (static_cast<int64_t>(work.staging[index].size()) < size) work.staging[index].resize(size);
-  return work.staging[index].data();
-}
-
-// The last misses in the router's order up to the streamed share become the primary's, through a
-// copy.
+// The last misses in the router's order up to the streamed share become the primary's.
 void StreamShare(ExpertTiers& tiers, int64_t layer, Workspace& work) {
   const double share = tiers.options().stream_share;
   const auto misses = static_cast<int64_t>(work.host.size());
-  const int64_t count =
-      std::min<int64_t>(static_cast<int64_t>(static_cast<double>(misses) * share), kStreamSlots);
+  const auto count = static_cast<int64_t>(static_cast<double>(misses) * share);
   if (count == 0) return;
   std::stable_sort(work.host.begin(), work.host.end(),
                    [](const Group& a, const Group& b) { return a.first_entry < b.first_entry; });
   for (int64_t i = 0; i < count; ++i) {
-    Group group = work.host.back();
+    const Group group = work.host.back();
     work.host.pop_back();
-    group.bytes = tiers.CopyTo(layer, group.expert, Staging(work, i, tiers.ExpertSize(layer)));
     tiers.counters().entries_host -= group.end - group.begin;
     tiers.counters().entries_stream += group.end - group.begin;
     tiers.counters().bytes_streamed += tiers.ExpertSize(layer);
-    work.primary.push_back(group);
+    work.stream.push_back(group);
   }
 }
 
 // Splits the groups among the tiers: disjoint and complete, each expert where its word says.
 void PlanTiers(ExpertTiers& tiers, int64_t layer, Workspace& work) {
+  for (auto* groups : {&work.primary, &work.peer, &work.stream, &work.host, &work.file}) {
+    groups->clear();
+  }
   TierCounters& counters = tiers.counters();
   for (Group group : work.groups) {
     const int64_t entries = group.end - group.begin;
@@ -168,21 +165,28 @@ void GateUpPanel(const Group& group, int64_t panel, Workspace& work) {
 }
 
 // One tier's groups from activations to rows. Groups write disjoint rows, so tiers may run side by
-// side.
-void RunGroups(ThreadPool& pool, std::span<const Group> groups, Workspace& work) {
+// side. `worker` is whose job it is: null for the caller's own.
+void RunGroups(ThreadPool& pool, std::span<const Group> groups, Workspace& work,
+               TierWorker* worker = nullptr) {
   if (groups.empty()) return;
   ForEachPanel(
       pool, groups, [](const Group& group) { return group.matrices->gate->rows; },
-      [&](const Group& group, int64_t panel) { GateUpPanel(group, panel, work); });
+      [&](const Group& group, int64_t panel) {
+        const TierWorker::Step step(worker);
+        if (step.wanted()) GateUpPanel(group, panel, work);
+      });
   if (work.hidden_rows.quantised()) {
     // A job of a single row would cost more to hand out than to do.
     pool.Run(static_cast<int64_t>(groups.size()), [&](int64_t g) {
+      const TierWorker::Step step(worker);
       for (int64_t i = groups[g].begin; i < groups[g].end; ++i) work.hidden_rows.QuantizeRow(i);
     });
   }
   ForEachPanel(
       pool, groups, [](const Group& group) { return group.matrices->down->rows; },
       [&](const Group& group, int64_t panel) {
+        const TierWorker::Step step(worker);
+        if (!step.wanted()) return;
         const Activations h = work.hidden_rows.View(work.identity.data() + group.begin);
         MultiplyPanel(*group.matrices->down, group.bytes.down, panel * kPanelRows, h,
                       group.end - group.begin,
@@ -190,11 +194,26 @@ void RunGroups(ThreadPool& pool, std::span<const Group> groups, Workspace& work)
       });
 }
 
+// What the primary has, with as many streamed experts as there are slots for copies; then the rest
+// of those in rounds.
+void RunPrimary(ExpertTiers& tiers, int64_t layer, Workspace& work) {
+  const auto streamed = static_cast<int64_t>(work.stream.size());
+  int64_t next = 0;
+  do {
+    for (int64_t slot = 0; slot < tiers.options().stream_slots && next < streamed; ++slot, ++next) {
+      Group& group = work.stream[next];
+      group.bytes = tiers.CopyTo(layer, group.expert, tiers.Staging(slot));
+      work.primary.push_back(group);
+    }
+    RunGroups(ThreadPool::Global(), work.primary, work);
+    work.primary.clear();
+  } while (next < streamed);
+}
+
 // File-tier experts are read into memory one after the other, and their pages given back.
 void RunFileGroups(ExpertTiers& tiers, int64_t layer, Workspace& work) {
   for (Group& group : work.file) {
-    group.bytes =
-        tiers.CopyTo(layer, group.expert, Staging(work, kStreamSlots, tiers.ExpertSize(layer)));
+    group.bytes = tiers.CopyTo(layer, group.expert, tiers.Staging(tiers.options().stream_slots));
     tiers.Forget(layer, group.expert);
     tiers.counters().bytes_read += tiers.ExpertSize(layer);
     RunGroups(ThreadPool::Global(), {&group, 1}, work);
@@ -230,7 +249,13 @@ void MakeRoom(const ExpertFfnArgs& args, Workspace& work) {
   };
   grow(work.hidden, entries * work.hidden_width);
   grow(work.rows, entries * args.width);
-  work.inputs.Reset(args.x, args.num_live, args.width,
+  const float* x = args.x;
+  const bool has_floats = !Quantised(args.routed.gate) || !Quantised(args.routed.up);
+  if (has_floats && args.tiers != nullptr && (args.tiers->peer() || args.tiers->host())) {
+    work.own_x.assign(x, x + args.num_live * args.width);
+    x = work.own_x.data();
+  }
+  work.inputs.Reset(x, args.num_live, args.width,
                     Quantised(args.routed.gate) || Quantised(args.routed.up) ||
                         Quantised(args.shared.gate) || Quantised(args.shared.up));
   work.hidden_rows.Reset(work.hidden.data(), entries, work.hidden_width,
@@ -240,35 +265,84 @@ void MakeRoom(const ExpertFfnArgs& args, Workspace& work) {
   }
 }
 
+// A worker's job: the layer's words and the bytes they name stay as they are until it is done.
+void Launch(TierWorker* worker, const ExpertFfnArgs& args, const std::shared_ptr<Workspace>& work,
+            std::vector<Group> Workspace::* groups) {
+  const auto reader = std::make_shared<const ExpertTiers::Reader>(*args.tiers, args.layer);
+  worker->Launch([work, groups, worker, reader](ThreadPool& pool) {
+    RunGroups(pool, (*work).*groups, *work, worker);
+  });
+}
+
 // Waits for a worker and counts the time; false if it did not answer.
-bool Join(TierWorker* worker, bool launched, ExpertTiers& tiers) {
-  if (!launched) return true;
+bool Join(TierWorker* worker, std::chrono::milliseconds timeout, ExpertTiers& tiers) {
   const auto start = std::chrono::steady_clock::now();
-  const bool done = worker->Finish(kTierTimeout);
+  const bool done = worker->Finish(timeout);
   const auto waited = std::chrono::steady_clock::now() - start;
   tiers.counters().waits_us +=
       std::chrono::duration_cast<std::chrono::microseconds>(waited).count();
   return done;
 }
 
+std::string Silence(bool peer, std::chrono::milliseconds timeout) {
+  return std::string(peer ? "the peer's worker" : "the host's workers") +
+         " gave no sign of life for " + std::to_string(timeout.count()) +
+         " ms; open the model again, and if that does not help do without " +
+         (peer ? "the peer (--peer_device=-1)" : "them (--pool_workers=0)");
+}
+
+// Waits for both workers; returns which did not answer, or an empty string. What a job threw goes
+// on from here, when no worker is busy.
+std::string JoinAll(ExpertTiers& tiers, bool on_peer, bool on_host) {
+  const auto timeout = tiers.options().timeout;
+  std::string silent;
+  if (on_peer && !Join(tiers.peer(), timeout, tiers)) silent = Silence(true, timeout);
+  // Where one is lost already, the other is not waited for.
+  const auto left = silent.empty() ? timeout : std::chrono::milliseconds(0);
+  const bool host_done = !on_host || Join(tiers.host(), left, tiers);
+  if (silent.empty() && !host_done) silent = Silence(false, timeout);
+  if (!silent.empty()) {
+    tiers.Fail(silent);
+    return silent;
+  }
+  for (TierWorker* worker : {on_peer ? tiers.peer() : nullptr, on_host ? tiers.host() : nullptr}) {
+    if (worker == nullptr) continue;
+    if (const std::exception_ptr error = worker->TakeError()) std::rethrow_exception(error);
+  }
+  return "";
+}
+
 std::string RunTiers(const ExpertFfnArgs& args, const std::shared_ptr<Workspace>& work) {
   ExpertTiers& tiers = *args.tiers;
-  TierWorker* peer = tiers.peer();
-  TierWorker* host = tiers.host();
   const bool on_peer = !work->peer.empty();
-  const bool on_host = host != nullptr && !work->host.empty();
-  if (on_peer) peer->Launch([work](ThreadPool& pool) { RunGroups(pool, work->peer, *work); });
-  if (on_host) host->Launch([work](ThreadPool& pool) { RunGroups(pool, work->host, *work); });
-  if (!on_host) work->primary.insert(work->primary.end(), work->host.begin(), work->host.end());
-  RunGroups(ThreadPool::Global(), work->primary, *work);
-  RunFileGroups(tiers, args.layer, *work);
-  if (args.layer + 1 < tiers.num_layers()) tiers.ReadAhead(args.layer + 1, args.num_active);
-  const bool peer_done = Join(peer, on_peer, tiers);
-  const bool host_done = Join(host, on_host, tiers);
-  if (peer_done && host_done) return "";
-  tiers.failed = true;
-  return std::string(peer_done ? "the host's workers" : "the peer") + " did not answer within " +
-         std::to_string(kTierTimeout.count() / 1000) + " s";
+  const bool on_host = tiers.host() != nullptr && !work->host.empty();
+  std::exception_ptr error;
+  if (on_peer) Launch(tiers.peer(), args, work, &Workspace::peer);
+  try {
+    if (on_host) Launch(tiers.host(), args, work, &Workspace::host);
+    if (!on_host) work->primary.insert(work->primary.end(), work->host.begin(), work->host.end());
+    RunPrimary(tiers, args.layer, *work);
+    RunFileGroups(tiers, args.layer, *work);
+    if (args.layer + 1 < tiers.num_layers()) tiers.ReadAhead(args.layer + 1, args.num_active);
+  } catch (...) {
+    error = std::current_exception();  // the workers come home first
+  }
+  const std::string silent = JoinAll(tiers, on_peer, on_host);
+  if (silent.empty() && error) std::rethrow_exception(error);
+  return silent;
+}
+
+std::string RunOnTiers(const ExpertFfnArgs& args, const Group& shared,
+                       std::shared_ptr<Workspace>& held) {
+  const std::shared_ptr<Workspace> work = held;
+  const ExpertTiers::Reader reader(*args.tiers, args.layer);
+  args.tiers->Record(args.layer, args.ids, args.num_live, args.num_active);
+  PlanTiers(*args.tiers, args.layer, *work);
+  MakeRoom(args, *work);
+  work->primary.push_back(shared);
+  const std::string silent = RunTiers(args, work);
+  if (!silent.empty()) held = std::make_shared<Workspace>();  // the late worker keeps the old one
+  return silent;
 }
 
 }  // namespace
@@ -276,13 +350,14 @@ std::string RunTiers(const ExpertFfnArgs& args, const std::shared_ptr<Workspace>
 std::string ExpertFfn(const ExpertFfnArgs& args) {
   thread_local std::shared_ptr<Workspace> held = std::make_shared<Workspace>();
   const std::shared_ptr<Workspace> work = held;  // the pool's threads must see this thread's
-  if (args.tiers != nullptr && args.tiers->failed) {
-    return "a tier did not answer earlier; start the program again";
+  std::unique_lock<std::mutex> turn;
+  if (args.tiers != nullptr) {
+    turn = std::unique_lock<std::mutex>(args.tiers->turn());
+    if (args.tiers->failed()) return "refused: " + args.tiers->failure();
   }
   work->routed = args.routed;
   work->shared = args.shared;
   SortByExpert(args, *work);
-  MakeRoom(args, *work);
   const int64_t routed = args.num_live * args.num_active;
   const Group shared = {&work->shared,
                         {args.shared.gate->bytes, args.shared.up->bytes, args.shared.down->bytes},
@@ -291,19 +366,12 @@ std::string ExpertFfn(const ExpertFfnArgs& args) {
                         routed + args.num_live,
                         routed};
   if (args.tiers == nullptr) {
+    MakeRoom(args, *work);
     work->groups.push_back(shared);
     RunGroups(ThreadPool::Global(), work->groups, *work);
   } else {
-    const ExpertTiers::Reader reader(*args.tiers, args.layer);
-    for (auto* groups : {&work->primary, &work->peer, &work->host, &work->file}) groups->clear();
-    args.tiers->Record(args.layer, args.ids, args.num_live, args.num_active);
-    PlanTiers(*args.tiers, args.layer, *work);
-    work->primary.push_back(shared);
-    const std::string error = RunTiers(args, work);
-    if (!error.empty()) {
-      held = std::make_shared<Workspace>();  // the late worker keeps the old one
-      return error;
-    }
+    const std::string silent = RunOnTiers(args, shared, held);
+    if (!silent.empty()) return silent;
   }
   Combine(args, *work);
   return "";

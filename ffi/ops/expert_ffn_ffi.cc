@@ -72,7 +72,7 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> x, ffi::BufferR2<ffi::S32> ids,
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ExpertFfnFfi, Handle,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ExpertFfnFfi, Caught("expert_ffn", Handle),
                               ffi::Ffi::Bind()
                                   .Arg<ffi::BufferR2<ffi::F32>>()  // x
                                   .Arg<ffi::BufferR2<ffi::S32>>()  // ids

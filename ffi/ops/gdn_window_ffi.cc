@@ -54,7 +54,7 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> proj, ffi::BufferR2<ffi::F32> conv_wei
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(GdnWindowFfi, Handle,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(GdnWindowFfi, Caught("gdn_window", Handle),
                               ffi::Ffi::Bind()
                                   .Arg<ffi::BufferR2<ffi::F32>>()  // proj
                                   .Arg<ffi::BufferR2<ffi::F32>>()  // conv_weight

@@ -59,7 +59,7 @@ ffi::Error Handle(ffi::BufferR3<ffi::F32> streams, ffi::BufferR2<ffi::F32> y,
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(HyperReadFfi, Handle,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(HyperReadFfi, Caught("hyper_read", Handle),
                               ffi::Ffi::Bind()
                                   .Arg<ffi::BufferR3<ffi::F32>>()  // streams
                                   .Arg<ffi::BufferR2<ffi::F32>>()  // y

@@ -52,7 +52,7 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> key_value, ffi::BufferR2<ffi::F32> nor
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(NgramGateFfi, Handle,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(NgramGateFfi, Caught("ngram_gate", Handle),
                               ffi::Ffi::Bind()
                                   .Arg<ffi::BufferR2<ffi::F32>>()  // key_value
                                   .Arg<ffi::BufferR2<ffi::F32>>()  // norm_key

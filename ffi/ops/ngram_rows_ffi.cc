@@ -58,7 +58,7 @@ ffi::Error Handle(ffi::BufferR2<ffi::S32> tokens, ffi::BufferR0<ffi::S32> live,
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(NgramRowsFfi, Handle,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(NgramRowsFfi, Caught("ngram_rows", Handle),
                               ffi::Ffi::Bind()
                                   .Arg<ffi::BufferR2<ffi::S32>>()  // tokens
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // live

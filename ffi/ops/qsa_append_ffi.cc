@@ -74,7 +74,7 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> proj, ffi::BufferR1<ffi::F32> q_norm,
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(QsaAppendFfi, Handle,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(QsaAppendFfi, Caught("qsa_append", Handle),
                               ffi::Ffi::Bind()
                                   .Arg<ffi::BufferR2<ffi::F32>>()  // proj
                                   .Arg<ffi::BufferR1<ffi::F32>>()  // q_norm

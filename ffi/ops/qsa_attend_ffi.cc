@@ -64,7 +64,7 @@ ffi::Error Handle(ffi::BufferR3<ffi::F32> q, ffi::BufferR2<ffi::F32> proj,
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(QsaAttendFfi, Handle,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(QsaAttendFfi, Caught("qsa_attend", Handle),
                               ffi::Ffi::Bind()
                                   .Arg<ffi::BufferR3<ffi::F32>>()  // q
                                   .Arg<ffi::BufferR2<ffi::F32>>()  // proj

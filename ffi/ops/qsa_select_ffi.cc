@@ -36,7 +36,7 @@ ffi::Error Handle(ffi::BufferR3<ffi::F32> index_q, ffi::BufferR3<ffi::F32> index
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(QsaSelectFfi, Handle,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(QsaSelectFfi, Caught("qsa_select", Handle),
                               ffi::Ffi::Bind()
                                   .Arg<ffi::BufferR3<ffi::F32>>()  // index_q
                                   .Arg<ffi::BufferR3<ffi::F32>>()  // index_keys

@@ -41,7 +41,7 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> x, ffi::BufferR0<ffi::S32> live,
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(QuantMatmulFfi, Handle,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(QuantMatmulFfi, Caught("quant_matmul", Handle),
                               ffi::Ffi::Bind()
                                   .Arg<ffi::BufferR2<ffi::F32>>()  // x
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // live

@@ -29,7 +29,7 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> logits, ffi::BufferR0<ffi::S32> live,
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(RouterTopkFfi, Handle,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(RouterTopkFfi, Caught("router_topk", Handle),
                               ffi::Ffi::Bind()
                                   .Arg<ffi::BufferR2<ffi::F32>>()    // logits
                                   .Arg<ffi::BufferR0<ffi::S32>>()    // live

@@ -15,9 +15,17 @@ constexpr float kMargin = 1.5f;
 }  // namespace
 
 void ExpertTiers::StartAdapt(int64_t max_swaps, int64_t max_peer_swaps, float decay) {
-  if (adapter_ == nullptr) return;
+  if (adapter_ == nullptr || failed()) return;
   FinishAdapt();
-  adapter_->Launch([=, this](ThreadPool&) { AdaptRound(max_swaps, max_peer_swaps, decay); });
+  // The worker itself, not adapter_: the destructor empties that before it joins.
+  TierWorker* worker = adapter_.get();
+  worker->Launch([=, this](ThreadPool&) { AdaptRound(worker, max_swaps, max_peer_swaps, decay); });
+}
+
+std::vector<int64_t> ExpertTiers::Heat() const {
+  std::vector<int64_t> heat = heat_;
+  for (size_t i = 0; i < heat.size(); ++i) heat[i] += counts_[i].load(std::memory_order_relaxed);
+  return heat;
 }
 
 void ExpertTiers::FinishAdapt() {
@@ -25,19 +33,25 @@ void ExpertTiers::FinishAdapt() {
   while (!adapter_->Finish(std::chrono::milliseconds(1000))) {
     // A round waits for readers and copies; both end. Nothing is lost by waiting on.
   }
+  if (const std::exception_ptr error = adapter_->TakeError()) std::rethrow_exception(error);
 }
 
-void ExpertTiers::AdaptRound(int64_t max_swaps, int64_t max_peer_swaps, float decay) {
+void ExpertTiers::AdaptRound(TierWorker* worker, int64_t max_swaps, int64_t max_peer_swaps,
+                             float decay) {
   for (int64_t i = 0; i < num_layers_ * num_experts_; ++i) {
-    usage_[i] += static_cast<float>(counts_[i].exchange(0, std::memory_order_relaxed));
+    const uint32_t taken = counts_[i].exchange(0, std::memory_order_relaxed);
+    usage_[i] += static_cast<float>(taken);
+    heat_[i] += taken;
   }
-  if (options_.primary_bytes > 0) {
-    for (const Swap& swap : PlanSwaps(Tier::kPrimary, max_swaps)) DoSwap(swap);
-  }
+  const auto swap_all = [this, worker](const std::vector<Swap>& swaps) {
+    for (const Swap& swap : swaps) {
+      const TierWorker::Step step(worker);
+      if (step.wanted()) DoSwap(swap);
+    }
+  };
+  if (options_.primary_bytes > 0) swap_all(PlanSwaps(Tier::kPrimary, max_swaps));
   // The peer takes from what neither device holds by now: nothing moves between devices.
-  if (options_.peer_bytes > 0) {
-    for (const Swap& swap : PlanSwaps(Tier::kPeer, max_peer_swaps)) DoSwap(swap);
-  }
+  if (options_.peer_bytes > 0) swap_all(PlanSwaps(Tier::kPeer, max_peer_swaps));
   for (float& usage : usage_) usage *= decay;
 }
 
@@ -76,7 +90,13 @@ void ExpertTiers::DoSwap(const Swap& swap) {
   const uint64_t slot = victim.load();
   const int64_t offset = Find(swap.layer, swap.victim).offset;
   victim.store(static_cast<uint64_t>(homes_[swap.layer * num_experts_ + swap.victim]) << 56);
-  while (readers_[swap.layer].load() != 0) std::this_thread::yield();
+  while (readers_[swap.layer].load() != 0) {
+    if (failed()) {  // the reader may be one that never comes back: the slot stays the victim's
+      victim.store(slot);
+      return;
+    }
+    std::this_thread::yield();
+  }
   CopyTo(swap.layer, swap.newcomer, Arena(swap.tier) + offset);
   words_[swap.layer * num_experts_ + swap.newcomer].store(slot);
   counters_.bytes_swapped += layers_[swap.layer].size;

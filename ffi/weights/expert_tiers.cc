@@ -23,11 +23,18 @@ Tier TierOf(uint64_t word) { return static_cast<Tier>(word >> kTierShift); }
 
 bool HasSlot(Tier tier) { return tier == Tier::kPrimary || tier == Tier::kPeer; }
 
-uint8_t* Allocate(int64_t bytes) {
+uint8_t* Map(int64_t bytes) {
   if (bytes == 0) return nullptr;
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return memory == MAP_FAILED ? nullptr : static_cast<uint8_t*>(memory);
 }
+
+void Unmap(uint8_t* memory, int64_t bytes) {
+  if (memory != nullptr) munmap(memory, bytes);
+}
+
+// How long a worker may take to come home when it is no longer needed.
+constexpr std::chrono::milliseconds kGrace{1000};
 
 // madvise on the whole pages that hold [bytes, bytes + size).
 void Advise(const uint8_t* bytes, int64_t size, int advice) {
@@ -40,6 +47,7 @@ void Advise(const uint8_t* bytes, int64_t size, int advice) {
 struct Registry {
   std::shared_mutex mutex;
   std::vector<std::shared_ptr<ExpertTiers>> slots;
+  std::vector<std::shared_ptr<ExpertTiers>> stuck;  // kept for the worker that may come back
 };
 
 Registry& TheRegistry() {
@@ -64,6 +72,7 @@ ExpertTiers::ExpertTiers(std::shared_ptr<WeightStore> store, const std::array<in
     layer.down_bytes = layer.down->rows * layer.down->row_bytes();
     layer.size = SlotAligned(layer.gate_bytes + layer.up_bytes + layer.down_bytes);
     layers_.push_back(layer);
+    largest_ = std::max(largest_, layer.size);
   }
   const int64_t pairs = num_layers_ * num_experts_;
   homes_.assign(pairs, static_cast<uint8_t>(Tier::kHost));
@@ -71,18 +80,33 @@ ExpertTiers::ExpertTiers(std::shared_ptr<WeightStore> store, const std::array<in
   counts_ = std::make_unique<std::atomic<uint32_t>[]>(pairs);
   readers_ = std::make_unique<std::atomic<int32_t>[]>(num_layers_);
   usage_.assign(pairs, 0.0f);
-  primary_arena_ = Allocate(options_.primary_bytes);
-  peer_arena_ = Allocate(options_.peer_bytes);
-  if ((options_.primary_bytes > 0 && primary_arena_ == nullptr) ||
-      (options_.peer_bytes > 0 && peer_arena_ == nullptr)) {
-    throw std::invalid_argument("expert_tiers: no memory for arenas of " +
-                                std::to_string(options_.primary_bytes) + " and " +
-                                std::to_string(options_.peer_bytes) + " bytes");
-  }
+  heat_.assign(pairs, 0);
   if (options_.peer_bytes > 0) peer_ = std::make_unique<TierWorker>(options_.peer_threads);
   if (options_.host_threads > 0) host_ = std::make_unique<TierWorker>(options_.host_threads);
   if (options_.primary_bytes > 0 || options_.peer_bytes > 0)
     adapter_ = std::make_unique<TierWorker>(1);
+  Allocate();  // last: what throws above has nothing to give back
+}
+
+void ExpertTiers::Allocate() {
+  if (options_.stream_share > 0.0 && options_.stream_slots < 1) {
+    throw std::invalid_argument(
+        "expert_tiers: no slots for the streamed share, expected 1 or more");
+  }
+  const int64_t staging_bytes = (options_.stream_slots + 1) * largest_;
+  primary_arena_ = Map(options_.primary_bytes);
+  peer_arena_ = Map(options_.peer_bytes);
+  staging_ = Map(staging_bytes);
+  if ((options_.primary_bytes > 0 && primary_arena_ == nullptr) ||
+      (options_.peer_bytes > 0 && peer_arena_ == nullptr) || staging_ == nullptr) {
+    Unmap(primary_arena_, options_.primary_bytes);
+    Unmap(peer_arena_, options_.peer_bytes);
+    Unmap(staging_, staging_bytes);
+    throw std::invalid_argument("expert_tiers: no memory for arenas of " +
+                                std::to_string(options_.primary_bytes) + " and " +
+                                std::to_string(options_.peer_bytes) + " bytes and for " +
+                                std::to_string(staging_bytes) + " bytes of copies");
+  }
 }
 
 ExpertTiers::~ExpertTiers() {
@@ -90,8 +114,35 @@ ExpertTiers::~ExpertTiers() {
   adapter_.reset();
   peer_.reset();
   host_.reset();
-  if (primary_arena_ != nullptr) munmap(primary_arena_, options_.primary_bytes);
-  if (peer_arena_ != nullptr) munmap(peer_arena_, options_.peer_bytes);
+  Unmap(primary_arena_, options_.primary_bytes);
+  Unmap(peer_arena_, options_.peer_bytes);
+  Unmap(staging_, (options_.stream_slots + 1) * largest_);
+}
+
+void ExpertTiers::Fail(const std::string& why) {
+  std::lock_guard<std::mutex> lock(failure_mutex_);
+  if (failure_.empty()) failure_ = why;
+  failed_.store(true);
+  for (TierWorker* worker : {peer(), host()}) {
+    if (worker != nullptr) worker->Cancel();
+  }
+}
+
+std::string ExpertTiers::failure() const {
+  std::lock_guard<std::mutex> lock(failure_mutex_);
+  return failure_;
+}
+
+bool ExpertTiers::Stop() {
+  const std::lock_guard<std::mutex> turn(turn_);
+  Fail("the tiers are closed");
+  bool stopped = true;
+  for (TierWorker* worker : {adapter_.get(), peer(), host()}) {
+    if (worker == nullptr) continue;
+    worker->Cancel();
+    stopped = worker->Stop(kGrace, std::max(kGrace, options_.timeout)) && stopped;
+  }
+  return stopped;
 }
 
 std::string ExpertTiers::Place(const uint8_t* tiers, const int64_t* offsets, const uint8_t* homes) {
@@ -281,6 +332,9 @@ void RemoveTiers(int64_t slot) {
     dropped.swap(registry.slots[slot]);
   }
   lock.unlock();
+  if (dropped == nullptr || dropped->Stop()) return;
+  lock.lock();
+  registry.stuck.push_back(std::move(dropped));
 }
 
 std::shared_ptr<ExpertTiers> FindTiers(int64_t slot) {

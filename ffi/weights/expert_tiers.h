@@ -20,11 +20,12 @@
 //   counts[layer, expert]  raised by ops (relaxed: only sums matter), taken by the adapting thread
 //   between
 //                        windows.
-// Arenas are allocated once and never moved.
+// Arenas and the staging slots are allocated once and never moved.
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -71,6 +72,8 @@ struct TierOptions {
   int peer_threads = 1;
   int host_threads = 0;       // 0: host experts run on the ops' own pool
   double stream_share = 0.0;  // of a window's missed experts, copied and computed by the primary
+  int64_t stream_slots = 16;  // missed experts that are copied at once; more take several rounds
+  std::chrono::milliseconds timeout{60000};  // of a worker, from its last sign of life
 };
 
 // One exchange of an expert for another in the same slot.
@@ -108,7 +111,8 @@ class ExpertTiers {
   // by the sum.
   int64_t Lock(const uint8_t* wanted, int64_t first, int64_t count) const;
 
-  // Holds the layer's words still for as long as it lives.
+  // Holds the layer's words still for as long as it lives. A job that may outlive its call has one
+  // of its own.
   class Reader {
    public:
     Reader(ExpertTiers& tiers, int64_t layer) : count_(tiers.readers_[layer]) {
@@ -129,6 +133,9 @@ class ExpertTiers {
   // Copies an expert from its home to `to` (ExpertSize bytes) and tells where its matrices lie
   // there.
   ExpertBytes CopyTo(int64_t layer, int64_t expert, uint8_t* to) const;
+  // Memory for a copy that lives as long as the call: slots [0, stream_slots) are for streamed
+  // experts, the one behind them for those of the file tier.
+  uint8_t* Staging(int64_t index) const { return staging_ + index * largest_; }
   // Gives the pages of a file-tier expert back after use.
   void Forget(int64_t layer, int64_t expert) const;
   // Asks the system to read the likeliest file-tier experts of a layer; returns at once.
@@ -139,7 +146,8 @@ class ExpertTiers {
                                                      std::memory_order_relaxed);
   }
 
-  // Begins one adaptive round beside the step; FinishAdapt waits for it. Call both between windows.
+  // Begins one adaptive round beside the step; FinishAdapt waits for it and passes on what it
+  // threw. Call both between windows. After a failure nothing moves any more.
   void StartAdapt(int64_t max_swaps, int64_t max_peer_swaps, float decay);
   void FinishAdapt();
 
@@ -147,7 +155,9 @@ class ExpertTiers {
   // fault.
   std::vector<std::string> Audit();
 
-  std::vector<float> Usage() const { return usage_; }
+  // Routed entries of every expert since the start, without decay, rounds or none. Call it between
+  // rounds.
+  std::vector<int64_t> Heat() const;
   std::vector<uint8_t> Tiers() const;
 
   // Routed ids of every call while recording: layer, rows, ids a row, then the ids.
@@ -159,8 +169,18 @@ class ExpertTiers {
   TierWorker* peer() { return peer_.get(); }
   TierWorker* host() { return host_.get(); }
 
-  // Set by the first wait that timed out; every later call is refused.
-  std::atomic<bool> failed{false};
+  // One call at a time: whoever uses workers or staging holds it.
+  std::mutex& turn() { return turn_; }
+
+  // After a wait that timed out: the workers are told to leave off, every later call is refused.
+  void Fail(const std::string& why);
+  bool failed() const { return failed_.load(); }
+  // Why, as one sentence; empty as long as all is well.
+  std::string failure() const;
+
+  // Ends the workers. False if one is stuck: then the object must be kept for good, for the worker
+  // may look at it once more, though at nothing else.
+  bool Stop();
 
  private:
   struct Layer {
@@ -178,9 +198,10 @@ class ExpertTiers {
     return tier == Tier::kPeer ? options_.peer_bytes : options_.primary_bytes;
   }
   ExpertBytes At(const Layer& layer, const uint8_t* base) const;
-  void AdaptRound(int64_t max_swaps, int64_t max_peer_swaps, float decay);
+  void AdaptRound(TierWorker* worker, int64_t max_swaps, int64_t max_peer_swaps, float decay);
   std::vector<Swap> PlanSwaps(Tier tier, int64_t max_swaps) const;
   void DoSwap(const Swap& swap);
+  void Allocate();
 
   std::shared_ptr<WeightStore> store_;
   int64_t num_layers_;
@@ -191,13 +212,20 @@ class ExpertTiers {
   std::unique_ptr<std::atomic<uint64_t>[]> words_;
   std::unique_ptr<std::atomic<uint32_t>[]> counts_;
   std::unique_ptr<std::atomic<int32_t>[]> readers_;
-  std::vector<float> usage_;
+  std::vector<float> usage_;   // decayed: what rounds go by
+  std::vector<int64_t> heat_;  // what rounds have taken of counts_, without decay
   uint8_t* primary_arena_ = nullptr;
   uint8_t* peer_arena_ = nullptr;
+  uint8_t* staging_ = nullptr;
+  int64_t largest_ = 0;  // slot
   std::unique_ptr<TierWorker> peer_;
   std::unique_ptr<TierWorker> host_;
   std::unique_ptr<TierWorker> adapter_;
   std::atomic<bool> recording_{false};
+  std::mutex turn_;
+  std::atomic<bool> failed_{false};
+  mutable std::mutex failure_mutex_;
+  std::string failure_;
   std::mutex records_mutex_;
   std::vector<int32_t> records_;
   TierCounters counters_;
@@ -210,6 +238,7 @@ inline int64_t SlotAligned(int64_t bytes) {
 }
 
 int64_t AddTiers(std::shared_ptr<ExpertTiers> tiers);
+// Also ends the workers, and keeps tiers for good that have a stuck one.
 void RemoveTiers(int64_t slot);
 std::shared_ptr<ExpertTiers> FindTiers(int64_t slot);
 

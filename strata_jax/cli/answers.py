@@ -2,7 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from absl import flags
 
@@ -14,6 +15,7 @@ from strata_jax.errors import BadFileError, UsageError
 from strata_jax.text.answer import AnswerStream, Event, thinking_is_open
 from strata_jax.text.chat import ChatTemplate
 from strata_jax.text.tokenizer import Tokenizer
+from strata_jax.weights.budget import shown
 from strata_jax.weights.pack import Pack
 
 THINKING = {"auto": None, "on": True, "off": False}
@@ -149,6 +151,22 @@ def describe(task: Task, generation: Generation) -> str:
     if timings.load_s is not None and timings.compile_s is not None:
         parts.append(f"loaded in {timings.load_s:.1f} s, compiled in {timings.compile_s:.1f} s")
     return "; ".join(parts)
+
+
+def describe_tiers(counters: Mapping[str, Any]) -> str | None:
+    """Which tiers computed the routed experts and what moved, in one line.
+
+    None where no device was there: all of it was the host's.
+    """
+    parts = counters["shares"]
+    if parts is None or parts["host"] == 1:
+        return None
+    line = ", ".join(f"{100 * share:.1f} % {tier}" for tier, share in parts.items() if share)
+    swaps = counters["swaps_primary"] + counters["swaps_peer"]
+    moved = [f"{swaps} swaps ({shown(counters['bytes_swapped'])})"]
+    for name, what in (("bytes_streamed", "streamed"), ("bytes_read", "read from the file")):
+        moved += [f"{shown(counters[name])} {what}"] if counters[name] else []
+    return f"experts: {line}; {', '.join(moved)}"
 
 
 def _tokenizer_if_possible(pack: Pack, stop: list[str], output: Output) -> Tokenizer | None:

@@ -30,8 +30,8 @@ def run(values: flags.FlagValues, context: Context) -> int:
     from strata_jax.cli import conversation, session
 
     output = context.output
-    session.check_platform(values, output)
+    platform = session.check_platform(values, output)
     with session.opened_pack(values, output) as pack:
         talk = conversation.Conversation.of(values, pack)
-        with session.running_engine(pack, values, context) as engine:
+        with session.running_engine(pack, values, context, platform) as engine:
             return conversation.Terminal(context, engine, talk).run()

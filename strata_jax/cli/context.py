@@ -5,19 +5,21 @@ The engine is known here by what commands use of it, so that they run against a 
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from absl import flags
 
+from strata_jax.cli.devices import start_jax
 from strata_jax.cli.interrupts import Interrupts
 from strata_jax.cli.output import Output, Report
 
 if TYPE_CHECKING:  # usage and plan wait for neither numpy nor the engine
     import numpy as np
 
-    from strata_jax.engine.engine import EngineOptions
+    from strata_jax.engine.options import EngineOptions
     from strata_jax.engine.request import Request, Timings
     from strata_jax.weights.pack import Pack
+    from strata_jax.weights.tier_needs import TierPlan
 
 
 class Generation(Protocol):
@@ -36,8 +38,13 @@ class Generation(Protocol):
         ...
 
     @property
-    def tier_counters(self) -> "dict[str, object]":
+    def tier_counters(self) -> "dict[str, Any]":
         """What each tier did for it."""
+        ...
+
+    @property
+    def windows(self) -> dict[int, int]:
+        """How many windows had so many live rows."""
         ...
 
     @property
@@ -68,6 +75,11 @@ class Engine(Protocol):
         """What the user should know, one line each."""
         ...
 
+    @property
+    def plan(self) -> "TierPlan":
+        """Where experts were placed, and what every memory has to hold."""
+        ...
+
     def start(self, request: "Request") -> Generation:
         """Begins an answer. UsageError if the request cannot be answered."""
         ...
@@ -82,9 +94,31 @@ OpenEngine = Callable[["Pack", "EngineOptions", Report], Engine]
 
 def open_engine(pack: "Pack", options: "EngineOptions", report: Report) -> Engine:
     """Loads the model. StrataError if it cannot run here or does not fit."""
+    xla_bytes = _check_fits(pack, options)
+    report("starting JAX")
+    start_jax(options.platform, xla_bytes)
     from strata_jax.engine.engine import Engine as RealEngine
 
     return RealEngine.open(pack, options, report)
+
+
+def _check_fits(pack: "Pack", options: "EngineOptions") -> int:
+    """The engine plans, too, but JAX takes a second to start, and who has to choose waits.
+
+    Returns:
+        the bytes that XLA needs on a GPU.
+    """
+    from strata_jax.cli.plan import plan_here
+    from strata_jax.engine.options import choose_context
+    from strata_jax.weights.budget import StepSizes
+    from strata_jax.weights.plan import make_plan
+
+    context, _ = choose_context(pack, options)
+    steps = StepSizes(window_rows=options.checked_rows(), all_logits=options.all_logits)
+    sizes = make_plan(pack, context)
+    plan = plan_here(pack, sizes, options.tiers, steps, options.platform)
+    plan.check()
+    return plan.xla_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,12 @@
 """Which device runs the model, found out without JAX: the answer must not depend on its plugins."""
 
 import contextlib
+import dataclasses
+import importlib
+from collections.abc import Callable
 from pathlib import Path
 
+from strata_jax.config import Platform, reserve_xla_memory
 from strata_jax.errors import StrataError
 
 _DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
@@ -27,24 +31,91 @@ def nvidia_devices(
     return tuple(names) if names else tuple(f"NVIDIA device {node.name[6:]}" for node in nodes)
 
 
-def choose_platform(asked: str, devices: tuple[str, ...]) -> str | None:
-    """What to tell about running on the CPU, which is all this version can do.
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Where the model runs."""
+
+    platform: Platform
+    note: str | None = None
+    """What to tell about it."""
+
+
+def choose_platform(
+    asked: str, devices: tuple[str, ...], problem: Callable[[], str | None] | None = None
+) -> Choice:
+    """Where to run: auto takes an NVIDIA device if there is one, else the CPU.
 
     Args:
         asked: --platform.
         devices: `nvidia_devices()`.
+        problem: tells why the device cannot be used, or None; `cuda_problem` if not given.
 
     Raises:
-        StrataError: if the CPU is not what was asked for.
+        StrataError: if a device that is there, or was asked for, cannot be used.
     """
-    found = f"{', '.join(devices)} is here" if devices else "there is no NVIDIA device"
-    if asked == "cuda":
-        raise StrataError(
-            f"--platform=cuda: {found}, and this version has no GPU backend; --platform=cpu runs"
-        )
     if asked == "cpu":
-        return None
-    return f"no GPU backend: {found}, this version runs on the CPU; --platform=cpu asks for that"
+        return Choice("cpu")
+    if asked == "auto" and not devices:
+        return Choice("cpu", "no NVIDIA device here: the CPU is used; --platform=cpu asks for that")
+    why = (problem or cuda_problem)()
+    if why is not None:
+        found = "no NVIDIA device can be used"
+        if devices:
+            found = f"{', '.join(devices)} is here, but cannot be used"
+        raise StrataError(f"--platform={asked}: {found}: {why}; --platform=cpu runs without it")
+    return Choice("cuda")
+
+
+def cuda_problem() -> str | None:
+    """Why the first GPU cannot run this build's kernels; None if it can."""
+    try:
+        library = importlib.import_module("strata_jax._native_cuda")
+    except ImportError as error:
+        return f"this build has no CUDA library ({error}); build one where nvcc is: tools/run"
+    machine = library.machine()
+    if machine["problem"] is not None:
+        return machine["problem"]
+    return machine["devices"][0]["problem"]
+
+
+def cuda_free_bytes() -> int:
+    """What the first GPU has free now. StrataError if that cannot be found out."""
+    why = cuda_problem()
+    if why is not None:
+        raise StrataError(f"--platform=cuda: {why}; --platform=cpu runs without it")
+    machine = importlib.import_module("strata_jax._native_cuda").machine()
+    return machine["devices"][0]["free_mib"] << 20
+
+
+def start_jax(platform: Platform, xla_bytes: int = 0) -> None:
+    """Makes JAX start this backend and no other, whatever plugins and variables say.
+
+    Args:
+        platform: where the model runs.
+        xla_bytes: on a GPU, the memory that XLA may take for states, caches and temporaries. It takes
+            all of it at once, so that addresses never change and nothing is allocated later.
+
+    Raises:
+        StrataError: if the GPU's backend does not start.
+    """
+    import jax
+
+    if platform == "cpu":
+        pin_jax_to_cpu()
+        return
+    machine = importlib.import_module("strata_jax._native_cuda").machine()
+    reserve_xla_memory(xla_bytes / (machine["devices"][0]["total_mib"] << 20))
+    # The peer is the native side's: JAX would otherwise take most of its memory.
+    jax.config.update("jax_cuda_visible_devices", "0")
+    jax.config.update("jax_platforms", "cuda,cpu")
+    try:
+        jax.devices("cuda")
+    except RuntimeError as error:
+        first_line = str(error).partition("\n")[0]
+        raise StrataError(
+            f"--platform=cuda: JAX's CUDA backend does not start: {first_line}; install "
+            "jax[cuda13], or --platform=cpu runs without it"
+        ) from None
 
 
 def pin_jax_to_cpu() -> None:

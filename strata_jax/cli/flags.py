@@ -111,7 +111,7 @@ def define_engine(values: flags.FlagValues) -> None:
         values,
         "platform",
         ["auto", "cpu", "cuda"],
-        "auto takes an NVIDIA device if this version can use it, else the CPU with one line",
+        "auto takes an NVIDIA device if there is one, else the CPU with one line",
     )
     define_max_context(values)
     define_number(
@@ -207,6 +207,16 @@ def parse(
         )
 
 
+def given(values: flags.FlagValues) -> list[tuple[str, str]]:
+    """Names and values of the flags that were given, as they are written on a command line."""
+    return [
+        (name, written)
+        for name in values
+        if not values[name].using_default_value
+        for written in _written(values[name])
+    ]
+
+
 def usage(command: str, summary: str, values: flags.FlagValues) -> str:
     """A command's usage, one paragraph a flag, in the order of definition."""
     lines = [f"strata-jax {command} [flags]: {summary}", ""]
@@ -279,6 +289,16 @@ def _tidy(message: str) -> str:
     if "Non-boolean" in problem:
         problem = "true or false expected"
     return f"{where[:1].lower()}{where[1:]}{colon}{problem}"
+
+
+def _written(flag: flags.Flag) -> list[str]:
+    """A flag's value as text; several values of one that may be given again."""
+    if flag.boolean:
+        return ["true" if flag.value else "false"]
+    if isinstance(flag, flags.MultiFlag):
+        return [str(value) for value in flag.value or ()]
+    assert flag.serializer is not None, flag.name
+    return [flag.serializer.serialize(flag.value)]
 
 
 def _value_hint(flag: flags.Flag) -> str:

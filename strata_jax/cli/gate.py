@@ -167,14 +167,6 @@ def _jobs(values: flags.FlagValues, command: Sequence[str], output: Output) -> l
 
 def _shared(values: flags.FlagValues) -> dict[str, str]:
     """The flags given for every side, as they are written on a command line."""
-    names = flags.FlagValues()
-    _define_shared(names)
-    given = [values[name] for name in names if not values[name].using_default_value]
-    return {flag.name: _written(flag) for flag in given}
-
-
-def _written(flag: flags.Flag) -> str:
-    if flag.boolean:
-        return "true" if flag.value else "false"
-    assert flag.serializer is not None, flag.name
-    return flag.serializer.serialize(flag.value)
+    shared = flags.FlagValues()
+    _define_shared(shared)
+    return {name: value for name, value in cli_flags.given(values) if name in shared}

@@ -18,7 +18,7 @@ from strata_jax.cli.main import main
 from strata_jax.errors import UsageError
 
 if TYPE_CHECKING:
-    from strata_jax.engine.engine import EngineOptions
+    from strata_jax.engine.options import EngineOptions
     from strata_jax.weights.pack import Pack
 
 

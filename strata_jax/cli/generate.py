@@ -76,23 +76,28 @@ def _define_prompt(values: flags.FlagValues) -> None:
 
 def run(values: flags.FlagValues, context: Context) -> int:
     """Writes the answer, or the JSON object, to stdout."""
-    from strata_jax.cli import answers, prompts, session
+    from strata_jax.cli import answers, process, prompts, session
 
     output = context.output
     _check(values)
     logits_out = _logits_path(values.logits_out)
     prompt = prompts.read_prompt(values, context.stdin)
-    session.check_platform(values, output)
+    platform = session.check_platform(values, output)
     with session.opened_pack(values, output) as pack:
         task = answers.prepare(values, prompt, pack, output)
         prompts.check_ids(task.request.ids, pack.config, values.max_context)
-        with session.running_engine(pack, values, context, logits_out is not None) as engine:
+        keep_logits = logits_out is not None
+        with session.running_engine(pack, values, context, platform, keep_logits) as engine:
             generation = answers.write(engine, task, output, show=not values.json)
+            running = {"plan": engine.plan.to_json(), "memory": process.process_memory()}
         if logits_out is not None:
             _write_logits(logits_out, generation)
         output.note(answers.describe(task, generation))
+        tiers = answers.describe_tiers(generation.tier_counters)
+        if tiers is not None:
+            output.note(tiers)
         if values.json:
-            output.json(_result(task, generation, pack))
+            output.json(_result(task, generation) | _conditions(values, pack) | running)
     return 0
 
 
@@ -124,19 +129,28 @@ def _write_logits(path: Path, generation: Generation) -> None:
         np.save(file, generation.logits, allow_pickle=False)
 
 
-def _result(task: "Task", generation: Generation, pack: "Pack") -> dict[str, object]:
-    from strata_jax.cli import session
-
-    paths = pack.file.paths
+def _result(task: "Task", generation: Generation) -> dict[str, object]:
+    """What the model answered and what that took."""
     result: dict[str, object] = {
         "ids": task.ids,
         "text": task.text,
         "finish_reason": task.finish_reason(generation),
         "prompt_tokens": len(task.request.ids),
         "timings": dataclasses.asdict(generation.timings),
-        "model": {"file": paths[0], "hash": pack.file_hash()},
-        "versions": session.versions(),
         "tiers": generation.tier_counters,
+        "windows": generation.windows,
         "ngram": generation.ngram,
     }
     return result | ({"reasoning": task.reasoning} if task.is_chat else {})
+
+
+def _conditions(values: flags.FlagValues, pack: "Pack") -> dict[str, object]:
+    """Under which that was: what a second run is compared by (contract R)."""
+    from strata_jax.cli import native, session
+
+    return {
+        "model": {"file": pack.file.paths[0], "hash": pack.file_hash()},
+        "versions": session.versions(),
+        "kernels": native.load_native().kernels(),
+        "flags": [f"--{name}={value}" for name, value in cli_flags.given(values)],
+    }

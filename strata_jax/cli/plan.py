@@ -9,7 +9,8 @@ from strata_jax.cli import tier_flags
 from strata_jax.cli.context import Context
 
 if TYPE_CHECKING:
-    from strata_jax.config import TierSettings
+    from strata_jax.config import Platform, TierSettings
+    from strata_jax.weights.budget import StepSizes
     from strata_jax.weights.pack import Pack
     from strata_jax.weights.plan import Plan
     from strata_jax.weights.tier_needs import TierPlan
@@ -39,14 +40,16 @@ def run(values: flags.FlagValues, context: Context) -> int:
     """
     from strata_jax.cli.devices import choose_platform, nvidia_devices
     from strata_jax.cli.files import model_path
+    from strata_jax.weights.budget import StepSizes
     from strata_jax.weights.pack import open_pack
     from strata_jax.weights.plan import make_plan
 
-    choose_platform(values.platform, nvidia_devices())
+    platform = choose_platform(values.platform, nvidia_devices()).platform
     settings = tier_flags.tier_settings(values)
     with open_pack(model_path(values)) as pack:
         plan = make_plan(pack, values.max_context)
-        tiers = _plan_tiers(pack, plan, settings, values.window_rows)
+        steps = StepSizes(window_rows=values.window_rows)
+        tiers = plan_here(pack, plan, settings, steps, platform)
     if values.json:
         context.output.json({**plan.to_json(), "memory": tiers.to_json()})
     else:
@@ -55,18 +58,24 @@ def run(values: flags.FlagValues, context: Context) -> int:
     return 0
 
 
-def _plan_tiers(
-    pack: "Pack", plan: "Plan", settings: "TierSettings", window_rows: int
+def plan_here(
+    pack: "Pack",
+    sizes: "Plan",
+    settings: "TierSettings",
+    steps: "StepSizes",
+    platform: "Platform",
 ) -> "TierPlan":
-    from strata_jax.weights.budget import StepSizes, host_memory
+    """Where a model's experts would go on this machine as it is now.
+
+    Raises:
+        UsageError, BadFileError: for a device that is not there, a profile that cannot be used.
+    """
+    from strata_jax.cli.devices import cuda_free_bytes
+    from strata_jax.weights.budget import host_memory
     from strata_jax.weights.profile import load_profile
     from strata_jax.weights.tier_plan import Machine, plan_tiers
 
-    return plan_tiers(
-        pack,
-        plan,
-        settings,
-        Machine(platform="cpu", host=host_memory()),
-        steps=StepSizes(window_rows=window_rows),
-        profile=load_profile(pack, settings.expert_profile),
-    )
+    free = None if platform == "cpu" else cuda_free_bytes()
+    machine = Machine(platform=platform, host=host_memory(), primary_free_bytes=free)
+    profile = load_profile(pack, settings.expert_profile)
+    return plan_tiers(pack, sizes, settings, machine, steps=steps, profile=profile)

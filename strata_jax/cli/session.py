@@ -4,7 +4,7 @@ import contextlib
 import errno
 import importlib.metadata
 import os
-import platform
+import platform as machine_facts
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,14 +13,16 @@ from absl import flags
 from strata_jax import __version__
 from strata_jax.cli import sampling
 from strata_jax.cli.context import Context, Engine
-from strata_jax.cli.devices import choose_platform, nvidia_devices, pin_jax_to_cpu
+from strata_jax.cli.devices import choose_platform, nvidia_devices
 from strata_jax.cli.files import model_path
 from strata_jax.cli.native import load_native
 from strata_jax.cli.output import Output
 from strata_jax.cli.tier_flags import tier_settings
-from strata_jax.config import environment_notes, user_cache_dir
+from strata_jax.config import Platform, TierSettings, environment_notes, user_cache_dir
+from strata_jax.engine.options import EngineOptions
 from strata_jax.errors import UsageError
 from strata_jax.weights.pack import Pack, open_pack
+from strata_jax.weights.profile import check_replaceable
 
 
 @contextlib.contextmanager
@@ -32,7 +34,7 @@ def opened_pack(values: flags.FlagValues, output: Output) -> Iterator[Pack]:
         yield pack
 
 
-def check_platform(values: flags.FlagValues, output: Output) -> None:
+def check_platform(values: flags.FlagValues, output: Output) -> Platform:
     """Tells where the model will run and which settings decide nothing, before it is opened.
 
     Raises:
@@ -42,14 +44,19 @@ def check_platform(values: flags.FlagValues, output: Output) -> None:
         output.note(line)
     if values.deterministic:
         output.note("--deterministic: always on here")
-    line = choose_platform(values.platform, nvidia_devices())
-    if line is not None:
-        output.note(line)
+    choice = choose_platform(values.platform, nvidia_devices())
+    if choice.note is not None:
+        output.note(choice.note)
+    return choice.platform
 
 
 @contextlib.contextmanager
 def running_engine(
-    pack: Pack, values: flags.FlagValues, context: Context, all_logits: bool = False
+    pack: Pack,
+    values: flags.FlagValues,
+    context: Context,
+    platform: Platform,
+    all_logits: bool = False,
 ) -> Iterator[Engine]:
     """The model, loaded, its notes told.
 
@@ -57,24 +64,22 @@ def running_engine(
         StrataError: if it cannot run here or does not fit, or a flag is no good.
     """
     tiers = tier_settings(values)
+    _check_profile_save(pack, tiers, context.output)
     load_native()  # before anything imports it for its own use
     cache_dir = _compile_cache(values.compile_cache, context.output)
+    options = EngineOptions(
+        max_context=values.max_context,
+        threads=values.threads,
+        window_rows=values.window_rows,
+        all_logits=all_logits,
+        cache_dir=cache_dir,
+        index_budget=values.indexer_budget,
+        spec=values.spec,
+        tiers=tiers,
+        platform=platform,
+        routing_out=_routing_path(values.routing_out),
+    )
     with context.output.progress() as report:
-        report("starting JAX")
-        pin_jax_to_cpu()
-        from strata_jax.engine.engine import EngineOptions
-
-        options = EngineOptions(
-            max_context=values.max_context,
-            threads=values.threads,
-            window_rows=values.window_rows,
-            all_logits=all_logits,
-            cache_dir=cache_dir,
-            index_budget=values.indexer_budget,
-            spec=values.spec,
-            tiers=tiers,
-            routing_out=_routing_path(values.routing_out),
-        )
         engine = context.open_engine(pack, options, report)
     try:
         for line in engine.notes:
@@ -82,6 +87,18 @@ def running_engine(
         yield engine
     finally:
         engine.close()
+
+
+def _check_profile_save(pack: Pack, tiers: TierSettings, output: Output) -> None:
+    save = tiers.expert_profile_save
+    if save is None:
+        return
+    check_replaceable(pack, save)
+    if tiers.expert_profile is None and save.is_file():
+        output.note(
+            f"--expert_profile_save={save}: what this run learns takes the place of what is there; "
+            f"--expert_profile={save} begins with it"
+        )
 
 
 def _routing_path(value: str | None) -> Path | None:
@@ -97,7 +114,7 @@ def versions() -> dict[str, str]:
     """What decides the bits of an answer beside the model file."""
     packages = ("jax", "jaxlib", "numpy")
     found = {package: importlib.metadata.version(package) for package in packages}
-    return {"strata_jax": __version__, **found, "python": platform.python_version()}
+    return {"strata_jax": __version__, **found, "python": machine_facts.python_version()}
 
 
 def _compile_cache(asked: str | None, output: Output) -> Path | None:

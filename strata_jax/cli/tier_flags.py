@@ -19,7 +19,11 @@ _NUMBERS = (
     ),
     ("adapt_every", 1, "windows from one adaptive round to the next"),
     ("adapt_swaps", 0, "most experts swapped in a round, over all layers; 0 freezes them"),
-    ("pool_workers", 0, "threads that compute experts in RAM; 0 is one per core but one"),
+    (
+        "pool_workers",
+        0,
+        "threads that compute experts in RAM; 0 is on the CPU those of the ops, else one a core but one",
+    ),
     ("peer_device", -1, "second device that holds experts: on the CPU 1 is emulated; -1 is none"),
     ("peer_reserve_mib", 0, "MiB left free on the peer; not given, at most an eighth of it"),
     ("peer_slots", 0, "most experts on the peer; 0 is as many as fit"),
@@ -78,7 +82,7 @@ def define_tiers(values: flags.FlagValues) -> None:
         values,
         "pcie_frac",
         NumberOrAuto(float, 0, 1),
-        "share of the missed experts that the device computes from host memory",
+        "share of the missed experts that the device computes from host memory; auto is 0 on the CPU",
     )
     _define_host(values)
 

@@ -4,6 +4,10 @@ Names are written with underscores. Source: reference-engine.md, section 1.4, an
 """
 
 _PEER = "a second device holds experts here, --peer_device=N names it"
+_DEVICE = (
+    "CUDA_VISIBLE_DEVICES chooses and orders devices: the first is the primary, --peer_device=N names "
+    "a second one"
+)
 _CACHE = "--expert_cache=N|auto sizes the expert cache, over all layers"
 _RESIDENT = "--resident_budget_gib=N bounds the experts kept in RAM"
 _MODEL = "--model=FILE is all that is needed"
@@ -23,7 +27,15 @@ INSTEAD = {
     "tensor_parallel_size": _PEER,
     "pipeline_parallel_size": _PEER,
     "gpus": _PEER,
+    "num_gpus": _PEER,
     "gpu_mode": _PEER,
+    "gpu_order": _DEVICE,
+    "gpu": _DEVICE,
+    "main_gpu": _DEVICE,
+    "device": _DEVICE,
+    "devices": _DEVICE,
+    "device_map": _DEVICE,
+    "cuda_device": _DEVICE,
     "expert_cache_device1": _PEER,
     "expert_cache_device2": _PEER,
     "expert_cache_device3": _PEER,

@@ -4,7 +4,7 @@ A request's prompt is read in tiles of 256 rows, its last n mod 64 ids in window
 id drawn last and gives the logits of the next. The engine knows no text.
 """
 
-import dataclasses
+import collections
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -15,39 +15,14 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from strata_jax import _native
-from strata_jax.config import ModelConfig, TierSettings
+from strata_jax.engine.options import EngineOptions, choose_context, choose_index_budget
 from strata_jax.engine.request import Request, Timings
 from strata_jax.engine.runner import GRAIN, TILE_ROWS, Runner, RunnerOptions
 from strata_jax.engine.sampling import Sampler
 from strata_jax.errors import UsageError
+from strata_jax.ops.native import Backend
 from strata_jax.weights.pack import Pack
-
-DEFAULT_CONTEXT = 8192
-MAX_WINDOW_ROWS = 64
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """What a caller may choose about an engine."""
-
-    max_context: int | None = None
-    """Positions of the cache; None = the smaller of the file's and 8192."""
-    threads: int | None = None
-    """Threads of the native ops, for the whole process; None = as they are, at first one per core."""
-    window_rows: int | None = None
-    """Rows of a window; None = 8. Answers do not depend on it."""
-    index_budget: int | None = None
-    """Tokens a query may attend to beside the newest ones; None = what the file says."""
-    all_logits: bool = False
-    """Keep the logits of every position read."""
-    cache_dir: Path | None = None
-    """Where compiled programs are kept between runs; None = where jax's own settings say."""
-    spec: int | None = None
-    """Most live rows of a window that reads known text; None = all of its rows."""
-    tiers: TierSettings = dataclasses.field(default_factory=TierSettings)
-    """Where experts lie and how they move. Answers do not depend on it."""
-    routing_out: Path | None = None
-    """Where the routed ids of every step are written (`weights/routing.py`); None = nowhere."""
+from strata_jax.weights.tier_needs import TierPlan
 
 
 def _ignore(_: str) -> None:
@@ -74,16 +49,10 @@ class Engine:
         Raises:
             UsageError: for options out of range.
         """
-        context, notes = _context(pack, options)
-        config, budget_notes = _index_budget(pack.config, options.index_budget)
-        rows = options.window_rows if options.window_rows is not None else 8
-        if not 1 <= rows <= MAX_WINDOW_ROWS:
-            raise UsageError(f"window_rows: {rows}, expected 1 to {MAX_WINDOW_ROWS}")
-        if options.spec is not None and not 1 <= options.spec <= rows:
-            raise UsageError(f"spec: {options.spec}, expected 1 to window_rows, which is {rows}")
+        context, notes = choose_context(pack, options)
+        config, budget_notes = choose_index_budget(pack.config, options.index_budget)
+        rows = options.checked_rows()
         if options.threads is not None:
-            if not 1 <= options.threads <= 1024:
-                raise UsageError(f"threads: {options.threads}, expected 1 to 1024")
             _native.set_threads(options.threads)
         if options.cache_dir is not None:
             _use_compile_cache(options.cache_dir)
@@ -92,6 +61,7 @@ class Engine:
             window_rows=rows,
             all_logits=options.all_logits,
             tiers=options.tiers,
+            backend=Backend(options.platform),
         )
         runner = Runner(pack, config, runner_options, report)
         if options.routing_out is not None:
@@ -129,6 +99,11 @@ class Engine:
         self._current = Generation(self._runner, request, self._options)
         return self._current
 
+    @property
+    def plan(self) -> TierPlan:
+        """What was placed where, and what every memory has to hold."""
+        return self._runner.tiers.plan
+
     def audit(self) -> list[str]:
         """Compares the bytes of every expert slot with the file; one line for each fault."""
         return self._runner.tiers.experts.audit()
@@ -154,6 +129,7 @@ class Generation:
         self._request = request
         self._kept: list[np.ndarray] | None = [] if options.all_logits else None
         self._live_rows = options.spec or runner.options.window_rows
+        self._windows: collections.Counter[int] = collections.Counter()
         self._before = runner.tiers.experts.counters()
         self._prompt_s: float | None = None
         self._first: float | None = None
@@ -203,6 +179,11 @@ class Generation:
         return self._runner.tiers.counters(self._before)
 
     @property
+    def windows(self) -> dict[int, int]:
+        """How many windows had so many live rows, by that number."""
+        return dict(sorted(self._windows.items()))
+
+    @property
     def ngram(self) -> dict[str, object] | None:
         """How rows of the n-gram table are read, and its totals; None if the model has none."""
         return self._runner.table_report()
@@ -227,7 +208,7 @@ class Generation:
             yield token
             if self.finish_reason is not None:
                 return
-            logits = self._keep(runner.read_window(np.asarray([token])))[-1]
+            logits = self._read_window(np.asarray([token]), want_logits=True)[-1]
             runner.tiers.after_step()
         self._prompt_s = time.perf_counter() - start
         self.finish_reason = "length"
@@ -247,43 +228,18 @@ class Generation:
         rows = self._live_rows
         for begin in range(in_tiles, len(ids), rows):
             end = min(begin + rows, len(ids))
-            logits = self._runner.read_window(ids[begin:end], want_logits=keep or end == len(ids))
-            self._keep(logits)
+            logits = self._read_window(ids[begin:end], want_logits=keep or end == len(ids))
         return logits[-1]
+
+    def _read_window(self, ids: np.ndarray, *, want_logits: bool) -> np.ndarray:
+        logits = self._keep(self._runner.read_window(ids, want_logits=want_logits))
+        self._windows[len(ids)] += 1
+        return logits
 
     def _keep(self, logits: np.ndarray) -> np.ndarray:
         if self._kept is not None:
             self._kept.append(logits.copy())  # the device may reuse its buffer
         return logits
-
-
-def _context(pack: Pack, options: EngineOptions) -> tuple[int, tuple[str, ...]]:
-    trained = pack.config.context_length
-    if options.max_context is None:
-        return min(trained, DEFAULT_CONTEXT), ()
-    if not 1 <= options.max_context <= 1 << 24:
-        raise UsageError(f"max_context: {options.max_context}, expected 1 to {1 << 24}")
-    if options.max_context > trained:
-        note = f"max_context: {options.max_context} is more than the file's {trained}; kept"
-        return options.max_context, (note,)
-    return options.max_context, ()
-
-
-def _index_budget(config: ModelConfig, budget: int | None) -> tuple[ModelConfig, tuple[str, ...]]:
-    if budget is None:
-        return config, ()
-    if config.index_budget == 0:
-        raise UsageError(
-            f"index_budget: {budget}, but the file attends to every token and has no budget; leave "
-            "it out"
-        )
-    if budget <= 0 or budget % config.index_ratio:
-        raise UsageError(
-            f"index_budget: {budget}, expected a positive multiple of {config.index_ratio}, the "
-            "tokens of one block of this file"
-        )
-    note = f"index_budget: {budget} tokens in force, the file says {config.index_budget}"
-    return dataclasses.replace(config, index_budget=budget), (note,)
 
 
 def _use_compile_cache(directory: Path) -> None:

@@ -14,6 +14,7 @@ from strata_jax.engine.loader import load_params, primary_sharding
 from strata_jax.engine.tiers import EngineTiers
 from strata_jax.model.state import DecodeState, empty_state, num_cells
 from strata_jax.model.transformer import Residual, forward, head
+from strata_jax.ops.native import CPU, Backend
 from strata_jax.ops.sets import OpSet, native_ops
 from strata_jax.weights.budget import StepSizes, host_memory
 from strata_jax.weights.matrices import fill_store
@@ -38,6 +39,8 @@ class RunnerOptions:
     """Tiles give the logits of every row, not of the last one only."""
     tiers: TierSettings = dataclasses.field(default_factory=TierSettings)
     """Where experts lie and how they move; results do not depend on it."""
+    backend: Backend = CPU
+    """Whose kernels run."""
 
 
 class Runner:
@@ -54,7 +57,8 @@ class Runner:
         start = time.perf_counter()
         self.config = config
         self.options = options
-        self._store = fill_store(pack)
+        # On a device the tiers hold the matrices, too.
+        self._store = None if options.backend.is_device else fill_store(pack)
         self._last_table_report: dict[str, object] | None = None
         self.tiers = self._open_tiers(pack, report)
         """Where the experts are."""
@@ -62,12 +66,17 @@ class Runner:
             self._table = _open_table(pack, options.tiers, report)
         except BaseException:
             self.tiers.close()
-            self._store.close()
+            self._close_store()
             raise
         self.notes = () if self._table is None else self._table.notes
         """What the n-gram table is like, and what about it is not as asked for; one line each."""
         table = -1 if self._table is None else self._table.slot
-        ops = native_ops(self._store.slot, tiers=self.tiers.experts.slot, table=table)
+        ops = native_ops(
+            self.tiers.experts.store if self._store is None else self._store.slot,
+            tiers=self.tiers.experts.slot,
+            table=table,
+            backend=options.backend,
+        )
         self._sharding = primary_sharding()
         # Flat, for a step takes them apart again every time it is called.
         self._params, self._params_tree = jax.tree.flatten(load_params(pack, self._sharding))
@@ -96,10 +105,16 @@ class Runner:
         )
         settings, context = options.tiers, options.max_context
         try:
-            return EngineTiers.open(pack, self._store, settings, context, steps, report)
+            return EngineTiers.open(
+                pack, self._store, settings, context, steps, report, options.backend
+            )
         except BaseException:
-            self._store.close()
+            self._close_store()
             raise
+
+    def _close_store(self) -> None:
+        if self._store is not None:
+            self._store.close()
 
     def _compile(self, program, rows: int, report: Callable[[str], None]):
         report(f"compiling the program for {rows} rows")
@@ -162,8 +177,12 @@ class Runner:
         padded[: len(ids)] = ids
         state, self._state = self._state, None  # donated: a failed step leaves no state behind
         numbers = (np.int32(self.position), np.int32(len(ids)), np.int32(head_rows))
-        logits, state = program(self._params, state, padded, *numbers)
-        rows = np.asarray(logits)  # waits, and raises what the step raised
+        try:
+            logits, state = program(self._params, state, padded, *numbers)
+            rows = np.asarray(logits)  # waits, and raises what the step raised
+        except (ValueError, RuntimeError):  # which one is JAX's whim
+            self.tiers.experts.check()  # says it in a sentence, if a tier's worker is to blame
+            raise
         self._state = state
         self.position += len(ids)
         return rows
@@ -176,7 +195,7 @@ class Runner:
             self._last_table_report = self.table_report()
             self._table.close()
             self._table = None
-        self._store.close()
+        self._close_store()
 
 
 def _open_table(

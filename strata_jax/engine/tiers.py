@@ -5,9 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from strata_jax import _native
 from strata_jax.config import TierSettings
+from strata_jax.ops.native import CPU, Backend
 from strata_jax.weights.budget import StepSizes, host_memory
+from strata_jax.weights.device_experts import DeviceExperts, device_memory
 from strata_jax.weights.experts import AdaptSettings, ExpertTiers, shares
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.plan import make_plan
@@ -24,7 +28,13 @@ SAVE_EVERY_S = 600.0
 class EngineTiers:
     """Plan and tiers of one engine."""
 
-    def __init__(self, pack: Pack, settings: TierSettings, plan: TierPlan, experts: ExpertTiers):
+    def __init__(
+        self,
+        pack: Pack,
+        settings: TierSettings,
+        plan: TierPlan,
+        experts: ExpertTiers | DeviceExperts,
+    ):
         self.plan = plan
         self.experts = experts
         self._pack = pack
@@ -36,23 +46,29 @@ class EngineTiers:
     def open(
         cls,
         pack: Pack,
-        store: _native.WeightStore,
+        store: _native.WeightStore | None,
         settings: TierSettings,
         max_context: int,
         steps: StepSizes,
         report: Callable[[str], None],
+        backend: Backend = CPU,
     ) -> "EngineTiers":
         """Plans, then allocates and fills what the plan says.
+
+        On a device that is everything its kernels read, matrices too; `store` is not used there.
 
         Raises:
             CapacityError: before anything is allocated, if the plan does not fit.
             UsageError, BadFileError: for settings or a profile that cannot be used.
         """
         profile = load_profile(pack, settings.expert_profile)
-        machine = Machine(platform="cpu", host=host_memory())
+        machine = _machine(backend)
         sizes = make_plan(pack, max_context)
         plan = plan_tiers(pack, sizes, settings, machine, steps=steps, profile=profile)
         plan.check()
+        if store is None:
+            experts = DeviceExperts.open(pack, plan.placement, backend, report)
+            return cls(pack, settings, plan, experts)
         read_ahead(pack, machine.host.available_bytes * 3 // 4, report)
         peer_swaps = settings.peer_adapt_swaps
         adapt = AdaptSettings(
@@ -71,7 +87,7 @@ class EngineTiers:
             peer_threads=1,
             # On the CPU the host's experts are computed by the ops' own threads unless told otherwise.
             host_threads=settings.pool_workers,
-            stream_share=settings.pcie_frac if settings.pcie_frac is not None else 0.0,
+            stream_share=settings.stream_share(machine.platform),
             report=report,
         )
         return cls(pack, settings, plan, experts)
@@ -119,3 +135,13 @@ class EngineTiers:
             self._routing.close()
         self.save()
         self.experts.close()
+
+
+def _machine(backend: Backend) -> Machine:
+    if not backend.is_device:
+        return Machine(platform="cpu", host=host_memory())
+    free = device_memory(backend).free_bytes
+    if backend.name == "cuda":
+        # XLA took its share when it started; the plan counts it with what it is for.
+        free += jax.devices()[0].memory_stats()["bytes_limit"]
+    return Machine(platform="cuda", host=host_memory(), primary_free_bytes=free)

@@ -51,13 +51,25 @@ class Mode:
         return f"{'.'.join(self.keys)} == {self.value}"
 
 
+@dataclasses.dataclass(frozen=True)
+class LiveRows:
+    """Live rows that the widest windows of every request must have had, told from every result."""
+
+    rows: int
+
+    @property
+    def text(self) -> str:
+        """The claim as a formula."""
+        return f"live rows of the widest window == {self.rows}"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Side:
     """One configuration."""
 
     name: str
     flags: Mapping[str, str]
-    claims: tuple[Claim | Mode, ...]
+    claims: tuple[Claim | Mode | LiveRows, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -122,13 +122,16 @@ class _SideRunner:
         failure = None
         report(f"{where}: starting")
         with Worker(self._job.command, self._folder / "stderr", self._job.timeout_s) as worker:
-            for index, prompt in enumerate(self._job.prompts):
-                report(f"{where}: prompt {index + 1} of {len(self._job.prompts)}")
-                try:
+            step = "start"
+            try:
+                for index, prompt in enumerate(self._job.prompts):
+                    report(f"{where}: prompt {index + 1} of {len(self._job.prompts)}")
+                    step = f"prompt {prompt.name}"
                     self._take(index, worker, flags, prompt, where)
-                except RunError as error:
-                    failure = f"prompt {prompt.name}: {error}"
-                    break
+                step = "end"
+                worker.finish()
+            except RunError as error:
+                failure = f"{step}: {error}"
         return SideRun(
             side=side,
             flags=flags,

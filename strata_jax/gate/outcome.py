@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from strata_jax.gate.compare import Difference, LogitsSummary
-from strata_jax.gate.comparison import Claim, Comparison, Mode, Side
+from strata_jax.gate.comparison import Claim, Comparison, LiveRows, Mode, Side
 from strata_jax.gate.facts import ModelFacts
 from strata_jax.gate.prompts import Prompt
 
@@ -68,6 +68,28 @@ class Seen:
         found = ", ".join(sorted(mode for mode in modes if mode is not None)) or None
         return cls(text=claim.text, found=found, holds=modes == {claim.value})
 
+    @classmethod
+    def live_rows(cls, claim: LiveRows, results: Sequence[Mapping[str, Any]]) -> "Seen":
+        """Looks up how wide windows were, which must be the same in all results."""
+        widest = {_widest_window(result) for result in results}
+        known = {rows for rows in widest if rows is not None}
+        found = ", ".join(map(str, sorted(known))) or None
+        return cls(text=claim.text, found=found, holds=widest == {claim.rows})
+
+    @classmethod
+    def of(
+        cls,
+        claim: Claim | Mode | LiveRows,
+        counters: Mapping[str, int],
+        results: Sequence[Mapping[str, Any]],
+    ) -> "Seen":
+        """Looks up what a claim is about."""
+        if isinstance(claim, Mode):
+            return cls.mode(claim, results)
+        if isinstance(claim, LiveRows):
+            return cls.live_rows(claim, results)
+        return cls.count(claim, counters)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SideRun:
@@ -109,10 +131,7 @@ class SideRun:
         """What had to be exercised: the side's claims, and that there was anything to compare."""
         counters = self.counters
         results = [answer.result for answer in self.answers]
-        claims = tuple(
-            Seen.mode(claim, results) if isinstance(claim, Mode) else Seen.count(claim, counters)
-            for claim in self.side.claims
-        )
+        claims = tuple(Seen.of(claim, counters, results) for claim in self.side.claims)
         num_ids = sum(len(answer.ids) for answer in self.answers)
         empty = sum(answer.logits.rows_without_number for answer in self.answers)
         return (
@@ -154,6 +173,15 @@ def _look_up(result: Mapping[str, Any], keys: Sequence[str]) -> str | None:
     for key in keys:
         found = found.get(key) if isinstance(found, Mapping) else None
     return found if isinstance(found, str) else None
+
+
+def _widest_window(result: Mapping[str, Any]) -> int | None:
+    """The most live rows that any window of a request had; None if that is not reported."""
+    windows = result.get("windows")
+    if not isinstance(windows, Mapping):
+        return None
+    counted = [rows for rows, count in windows.items() if isinstance(count, int) and count > 0]
+    return max((int(rows) for rows in counted if str(rows).isdecimal()), default=None)
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from strata_jax.errors import UsageError
-from strata_jax.gate.comparison import Claim, Comparison, Mode, Side
+from strata_jax.gate.comparison import Claim, Comparison, LiveRows, Mode, Side
 from strata_jax.gate.facts import ModelFacts
 
 _MISSES = ("entries_stream", "entries_host", "entries_file")
@@ -232,7 +232,7 @@ def _windows(facts: ModelFacts) -> tuple[Comparison, ...]:
                 Side(
                     name=f"{rows} live row{'s' if rows > 1 else ''}",
                     flags=_hectic(facts) | {"window_rows": "8", "spec": str(rows)},
-                    claims=(PRIMARY, MISSES, SWAPS),
+                    claims=(LiveRows(rows), PRIMARY, MISSES, SWAPS),
                 )
                 for rows in range(1, 9)
             ),

@@ -34,7 +34,9 @@ CHECKED = (
     "float32 logits of every position read, prompt included, bit for bit; NaNs by position",
 )
 _NATIVE = "strata_jax._native"
-_LEFT_OUT = ("ids", "text", "finish_reason", "prompt_tokens", "model", "versions")
+_LEFT_OUT = frozenset(
+    {"ids", "text", "finish_reason", "prompt_tokens", "model", "versions", "flags", "plan"}
+)
 """Of a result: what stands elsewhere in the record, and the text, which the ids decide."""
 
 
@@ -139,6 +141,7 @@ def _side(run: SideRun) -> dict[str, Any]:
         "flags": dict(run.flags),
         "command": shlex.join(["strata-jax", "generate", *to_args(run.flags)]),
         "process": {"command": shlex.join(run.command), "pid": run.pid},
+        "plan": run.answers[0].result.get("plan") if run.answers else None,
         "counters": run.counters,
         "shares": run.shares,
         "exercised": [_seen(seen) for seen in run.seen],

@@ -101,6 +101,23 @@ class Worker:
             raise RunError(f"the process died ({self._exit_status()}): {self._last_words()}")
         return self._parse(line, time.monotonic() - began)
 
+    def finish(self) -> None:
+        """Has the process end by itself, which it does when nothing more is asked.
+
+        Raises:
+            RunError: if it does not, or ends badly: closing an engine is part of running it.
+        """
+        with contextlib.suppress(OSError):  # it has died: its status says how
+            _open(self._process.stdin).close()
+        try:
+            status = self._process.wait(self._timeout_s)
+        except subprocess.TimeoutExpired:
+            raise RunError(
+                f"it did not end within {self._timeout_s:g} s of its last answer"
+            ) from None
+        if status != 0:
+            raise RunError(f"it died at its end ({_ended(status)}): {self._last_words()}")
+
     def __enter__(self) -> Self:
         return self
 
@@ -138,12 +155,16 @@ class Worker:
             status = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             return "its output is closed"
-        return f"signal {-status}" if status < 0 else f"exit code {status}"
+        return _ended(status)
 
     def _last_words(self) -> str:
         text = self._log.read_text(encoding="utf-8", errors="backslashreplace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return " | ".join(lines[-_MAX_LINES:]) or "it said nothing"
+
+
+def _ended(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"exit code {status}"
 
 
 def _open(stream: IO[str] | None) -> IO[str]:

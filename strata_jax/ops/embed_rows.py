@@ -5,12 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from strata_jax.ops.native import target
+from strata_jax.ops.native import CPU, Backend
 from strata_jax.ops.roles import Role
 
 
 def embed_rows(
-    ids: Int32[Array, " T"], live: Int32[Array, ""], *, store: int, width: int
+    ids: Int32[Array, " T"],
+    live: Int32[Array, ""],
+    *,
+    store: int,
+    width: int,
+    backend: Backend = CPU,
 ) -> Float32[Array, "T D"]:
     """Rows `ids` of the token embedding, dequantised from the file's own blocks.
 
@@ -18,7 +23,8 @@ def embed_rows(
     """
     out = jax.ShapeDtypeStruct((ids.shape[0], width), jnp.float32)
     attributes = {"store": np.int64(store), "role": np.int64(Role.TOKEN_EMBD)}
-    return jax.ffi.ffi_call(target("embed_rows"), out)(ids, live, **attributes)
+    (rows,) = backend.call("embed_rows", [out])(ids, live, **attributes)
+    return rows
 
 
 def embed_rows_ref(

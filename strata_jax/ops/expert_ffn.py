@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from strata_jax.ops.native import target
+from strata_jax.ops.native import CPU, Backend, int64s
 from strata_jax.ops.roles import Role
 
 ROLES = (
@@ -30,6 +30,7 @@ def expert_ffn(
     store: int,
     tiers: int = -1,
     layer: int,
+    backend: Backend = CPU,
 ) -> Float32[Array, "T D"]:
     """The weighted sum of each row's experts and of the shared expert.
 
@@ -46,14 +47,19 @@ def expert_ffn(
         store: slot of the native weight store.
         tiers: slot of the expert tiers; -1 = every expert is read where the file has it.
         layer: whose experts.
+        backend: whose kernels.
 
     Source: model.md, section 6.
     """
     out = jax.ShapeDtypeStruct(x.shape, jnp.float32)
     attributes = {"store": np.int64(store), "tiers": np.int64(tiers), "layer": np.int64(layer)}
-    return jax.ffi.ffi_call(target("expert_ffn"), out)(
-        x, ids, weights, shared_weights, live, **attributes, roles=np.asarray(ROLES, np.int64)
+    workspace = backend.workspace(
+        "expert_ffn", store, layer, Role.FFN_GATE_SHARED, x.shape[0], ids.shape[1]
     )
+    (y,) = backend.call("expert_ffn", [out], workspace=workspace)(
+        x, ids, weights, shared_weights, live, **attributes, roles=int64s(ROLES)
+    )
+    return y
 
 
 def expert_ffn_ref(

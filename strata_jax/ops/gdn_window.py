@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from strata_jax.ops.native import target
+from strata_jax.ops.native import CPU, Backend
 
 UNIT_EPS = 1e-6
 """Inside the root of the q and k normalisation; fixed by the model, not its config."""
@@ -23,6 +23,7 @@ def gdn_window(
     *,
     key_heads: int,
     eps: float,
+    backend: Backend = CPU,
 ) -> tuple[Float32[Array, "T Vh*C"], Float32[Array, "K-1 N"], Float32[Array, "Vh C C"]]:
     """Convolution, delta rule row after row, gated norm; the two states are updated in place.
 
@@ -37,6 +38,7 @@ def gdn_window(
         live: rows that count; the others change nothing and give zeros.
         key_heads: Kh; value head n reads key head n mod Kh (order of GGUF files).
         eps: of the gated norm.
+        backend: whose kernels.
 
     Source: Yang et al. 2024, "Gated Delta Networks", eq. 10; model.md, section 3.
     """
@@ -46,7 +48,7 @@ def gdn_window(
         jax.ShapeDtypeStruct(conv_state.shape, jnp.float32),
         jax.ShapeDtypeStruct(state.shape, jnp.float32),
     )
-    call = jax.ffi.ffi_call(target("gdn_window"), out, input_output_aliases={5: 1, 6: 2})
+    call = backend.call("gdn_window", out, aliases={5: 1, 6: 2})
     y, new_conv_state, new_state = call(
         proj,
         conv_weight,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from strata_jax.ops.native import target
+from strata_jax.ops.native import CPU, Backend, int64s
 from strata_jax.ops.roles import Role
 
 
@@ -22,6 +22,7 @@ def hyper_read(
     layer: int,
     roles: tuple[Role, Role | None, Role],
     eps: float,
+    backend: Backend = CPU,
 ) -> tuple[Float32[Array, "T J D"], Float32[Array, "T D"], Float32[Array, "T J"]]:
     """Adds beta * y to the streams, then reads a block's input from them.
 
@@ -35,6 +36,7 @@ def hyper_read(
         layer: whose matrices.
         roles: down, inject (None for the final mixer) and up.
         eps: of the norm.
+        backend: whose kernels.
 
     Returns:
         the new streams, the block's input, and beta of its output (without inject: zero).
@@ -47,9 +49,12 @@ def hyper_read(
         jax.ShapeDtypeStruct(beta.shape, jnp.float32),
     )
     down, inject, up = roles
-    numbers = np.asarray([down, -1 if inject is None else inject, up], np.int64)
-    call = jax.ffi.ffi_call(target("hyper_read"), out, input_output_aliases={0: 0})
-    new_streams, x, next_beta = call(
+    numbers = int64s([down, -1 if inject is None else inject, up])
+    T, J, _ = streams.shape
+    workspace = backend.workspace("hyper_read", store, layer, down, T, J)
+    new_streams, x, next_beta = backend.call(
+        "hyper_read", out, workspace=workspace, aliases={0: 0}
+    )(
         streams,
         y,
         beta,

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float32, Int32
 
 from strata_jax.ops.hyper_read import grouped_norm_ref
-from strata_jax.ops.native import target
+from strata_jax.ops.native import CPU, Backend
 
 
 def ngram_gate(
@@ -21,6 +21,7 @@ def ngram_gate(
     *,
     dilation: int,
     eps: float,
+    backend: Backend = CPU,
 ) -> tuple[Float32[Array, "T J D"], Float32[Array, "history J*D"]]:
     """Adds the gated, convolved n-gram embedding to the streams; both results are in place.
 
@@ -35,6 +36,7 @@ def ngram_gate(
         live: rows that count; the others change nothing.
         dilation: rows between two taps.
         eps: of the norms.
+        backend: whose kernels.
 
     Source: model.md, section 7.
     """
@@ -42,7 +44,8 @@ def ngram_gate(
         jax.ShapeDtypeStruct(streams.shape, jnp.float32),
         jax.ShapeDtypeStruct(conv_state.shape, jnp.float32),
     )
-    call = jax.ffi.ffi_call(target("ngram_gate"), out, input_output_aliases={5: 0, 6: 1})
+    workspace = backend.workspace("ngram_gate", *streams.shape[:2])
+    call = backend.call("ngram_gate", out, workspace=workspace, aliases={5: 0, 6: 1})
     new_streams, new_conv_state = call(
         key_value,
         norm_key,

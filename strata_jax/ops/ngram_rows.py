@@ -6,11 +6,16 @@ import numpy as np
 from jaxtyping import Array, Float32, Int32
 
 from strata_jax.config import NgramConfig
-from strata_jax.ops.native import target
+from strata_jax.ops.native import CPU, Backend, int64s
 
 
 def ngram_rows(
-    tokens: Int32[Array, "T N"], live: Int32[Array, ""], *, table: int, ngram: NgramConfig
+    tokens: Int32[Array, "T N"],
+    live: Int32[Array, ""],
+    *,
+    table: int,
+    ngram: NgramConfig,
+    backend: Backend = CPU,
 ) -> Float32[Array, "T W*C"]:
     """The table rows of each token's n-grams, side by side, from wherever the table lies.
 
@@ -19,19 +24,21 @@ def ngram_rows(
         live: rows that count; the others are zero in the result.
         table: slot of the open table (`weights/ngram_table.py`).
         ngram: multipliers, offsets and sizes of the hash heads.
+        backend: whose kernels.
 
     Source: model.md, section 7.
     """
     width = ngram.num_heads * ngram.row_width
     out = jax.ShapeDtypeStruct((tokens.shape[0], width), jnp.float32)
-    return jax.ffi.ffi_call(target("ngram_rows"), out)(
+    (rows,) = backend.call("ngram_rows", [out])(
         tokens,
         live,
         table=np.int64(table),
-        multipliers=np.asarray(ngram.multipliers, np.int64),
-        offsets=np.asarray(ngram.head_offsets, np.int64),
-        sizes=np.asarray(ngram.head_sizes, np.int64),
+        multipliers=int64s(ngram.multipliers),
+        offsets=int64s(ngram.head_offsets),
+        sizes=int64s(ngram.head_sizes),
     )
+    return rows
 
 
 def ngram_row_ids_ref(tokens: np.ndarray, ngram: NgramConfig) -> np.ndarray:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from strata_jax.ops.native import target
+from strata_jax.ops.native import CPU, Backend
 
 GROUP = 16
 """Blocks that lie side by side in `index_keys`."""
@@ -29,6 +29,7 @@ def qsa_append(
     index_heads: int,
     ratio: int,
     eps: float,
+    backend: Backend = CPU,
 ):
     """Writes the live rows' cells and returns the rows' queries.
 
@@ -50,6 +51,7 @@ def qsa_append(
         index_heads: IH; 0 without an indexer.
         ratio: cells per block.
         eps: of the norms.
+        backend: whose kernels.
 
     Returns:
         q [T, H, C], index_q [T, IH, IC], and the four caches.
@@ -61,7 +63,7 @@ def qsa_append(
     shapes += [keys.shape, values.shape, index_raw.shape, index_keys.shape]
     out = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
     aliases = {6: 2, 7: 3, 8: 4, 9: 5}
-    call = jax.ffi.ffi_call(target("qsa_append"), out, input_output_aliases=aliases)
+    call = backend.call("qsa_append", out, aliases=aliases)
     norms = (q_norm, k_norm, index_q_norm, index_k_norm)
     caches = (keys, values, index_raw, index_keys)
     return call(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from strata_jax.ops.native import target
+from strata_jax.ops.native import CPU, Backend
 
 
 def qsa_attend(
@@ -18,6 +18,7 @@ def qsa_attend(
     live: Int32[Array, ""],
     *,
     ratio: int,
+    backend: Backend = CPU,
 ) -> Float32[Array, "T H*C"]:
     """Attends row t to the cells of `blocks[t]` and the unfinished block at its end, then gates.
 
@@ -33,12 +34,16 @@ def qsa_attend(
         pos: position of row 0.
         live: rows that count; the others are zero.
         ratio: cells per block; 0 = dense attention over all cells so far.
+        backend: whose kernels.
 
     Source: Vaswani et al. 2017, eq. 1, restricted to the cells; model.md, section 4.
     """
     out = jax.ShapeDtypeStruct((q.shape[0], q.shape[1] * q.shape[2]), jnp.float32)
-    call = jax.ffi.ffi_call(target("qsa_attend"), out)
-    return call(q, proj, keys, values, blocks, pos, live, ratio=np.int64(ratio))
+    sizes = (keys.shape[0], blocks.shape[1], ratio)
+    workspace = backend.workspace("qsa_attend", *q.shape, *sizes)
+    call = backend.call("qsa_attend", [out], workspace=workspace)
+    (y,) = call(q, proj, keys, values, blocks, pos, live, ratio=np.int64(ratio))
+    return y
 
 
 def qsa_attend_ref(q, proj, keys, values, blocks, pos, live, *, ratio):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from strata_jax.ops.native import target
+from strata_jax.ops.native import CPU, Backend
 
 
 def qsa_select(
@@ -16,6 +16,7 @@ def qsa_select(
     *,
     ratio: int,
     num_blocks: int,
+    backend: Backend = CPU,
 ) -> Int32[Array, "T NB"]:
     """The `num_blocks` best complete blocks of each row, ascending, filled up with -1.
 
@@ -28,12 +29,15 @@ def qsa_select(
         live: rows that count; the others get -1 only.
         ratio: cells per block.
         num_blocks: NB, the budget in blocks.
+        backend: whose kernels.
 
     Source: model.md, section 5.
     """
     out = jax.ShapeDtypeStruct((index_q.shape[0], num_blocks), jnp.int32)
-    call = jax.ffi.ffi_call(target("qsa_select"), out)
-    return call(index_q, index_keys, pos, live, ratio=np.int64(ratio))
+    workspace = backend.workspace("qsa_select", index_q.shape[0], index_keys.shape[0])
+    call = backend.call("qsa_select", [out], workspace=workspace)
+    (blocks,) = call(index_q, index_keys, pos, live, ratio=np.int64(ratio))
+    return blocks
 
 
 def qsa_select_ref(index_q, index_keys, pos, live, *, ratio, num_blocks):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from strata_jax.ops.native import target
+from strata_jax.ops.native import CPU, Backend, int64s
 from strata_jax.ops.roles import Role
 
 
@@ -19,6 +19,7 @@ def quant_matmul(
     layer: int,
     roles: Sequence[Role],
     num_columns: int,
+    backend: Backend = CPU,
 ) -> Float32[Array, "T N"]:
     """The products of `x` with the matrices `roles` of a layer, side by side.
 
@@ -32,12 +33,15 @@ def quant_matmul(
         layer: whose matrices.
         roles: which, in the order of the result's columns.
         num_columns: N, the sum of the matrices' rows.
+        backend: whose kernels.
     """
     out = jax.ShapeDtypeStruct((x.shape[0], num_columns), jnp.float32)
     attributes = {"store": np.int64(store), "layer": np.int64(layer)}
-    return jax.ffi.ffi_call(target("quant_matmul"), out)(
-        x, live, **attributes, roles=np.asarray(roles, np.int64)
+    workspace = backend.workspace("quant_matmul", store, layer, list(roles), x.shape[0])
+    (y,) = backend.call("quant_matmul", [out], workspace=workspace)(
+        x, live, **attributes, roles=int64s(roles)
     )
+    return y
 
 
 def quant_matmul_ref(

@@ -4,11 +4,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from strata_jax.ops.native import target
+from strata_jax.ops.native import CPU, Backend
 
 
 def router_topk(
-    logits: Float32[Array, "T E+1"], live: Int32[Array, ""], *, num_active: int
+    logits: Float32[Array, "T E+1"],
+    live: Int32[Array, ""],
+    *,
+    num_active: int,
+    backend: Backend = CPU,
 ) -> tuple[Int32[Array, "T A"], Float32[Array, "T A"], Float32[Array, " T"]]:
     """The `num_active` best experts of each row, their renormalised weights, and the shared expert's.
 
@@ -18,6 +22,7 @@ def router_topk(
         logits: of the experts, then the shared expert's gate.
         live: rows that count.
         num_active: A.
+        backend: whose kernels.
 
     Source: model.md, section 6.
     """
@@ -27,7 +32,7 @@ def router_topk(
         jax.ShapeDtypeStruct(shape, jnp.float32),
         jax.ShapeDtypeStruct(shape[:1], jnp.float32),
     )
-    ids, weights, shared = jax.ffi.ffi_call(target("router_topk"), out)(logits, live)
+    ids, weights, shared = backend.call("router_topk", out)(logits, live)
     return ids, weights, shared
 
 

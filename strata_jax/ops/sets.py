@@ -29,6 +29,7 @@ from strata_jax.ops import (
     quant_matmul,
     router_topk,
 )
+from strata_jax.ops.native import CPU, Backend
 from strata_jax.ops.roles import Role
 
 Op = Callable[..., Any]
@@ -59,21 +60,28 @@ class OpSet:
     qsa_attend: Op
 
 
-def native_ops(store: int, *, tiers: int = -1, table: int = -1) -> OpSet:
-    """The native ops over the weight store, the expert tiers and the n-gram table of those slots."""
+def native_ops(store: int, *, tiers: int = -1, table: int = -1, backend: Backend = CPU) -> OpSet:
+    """The native ops over the weight store, the expert tiers and the n-gram table of those slots.
+
+    On a device the store is a `DeviceStore`, which holds the experts too: `tiers` stays -1.
+    """
+
+    def bound(op: Op, **slots: int) -> Op:
+        return functools.partial(op, **slots, backend=backend)
+
     return OpSet(
-        quant_matmul=functools.partial(quant_matmul.quant_matmul, store=store),
-        expert_ffn=functools.partial(expert_ffn.expert_ffn, store=store, tiers=tiers),
-        embed_rows=functools.partial(embed_rows.embed_rows, store=store),
-        ngram_rows=functools.partial(ngram_rows.ngram_rows, table=table),
-        hyper_read=functools.partial(hyper_read.hyper_read, store=store),
-        router_topk=router_topk.router_topk,
-        ngram_gate=ngram_gate.ngram_gate,
-        gdn_window=gdn_window.gdn_window,
-        gdn_chunk=gdn_window.gdn_window,
-        qsa_append=qsa_append.qsa_append,
-        qsa_select=qsa_select.qsa_select,
-        qsa_attend=qsa_attend.qsa_attend,
+        quant_matmul=bound(quant_matmul.quant_matmul, store=store),
+        expert_ffn=bound(expert_ffn.expert_ffn, store=store, tiers=tiers),
+        embed_rows=bound(embed_rows.embed_rows, store=store),
+        ngram_rows=bound(ngram_rows.ngram_rows, table=table),
+        hyper_read=bound(hyper_read.hyper_read, store=store),
+        router_topk=bound(router_topk.router_topk),
+        ngram_gate=bound(ngram_gate.ngram_gate),
+        gdn_window=bound(gdn_window.gdn_window),
+        gdn_chunk=bound(gdn_window.gdn_window),
+        qsa_append=bound(qsa_append.qsa_append),
+        qsa_select=bound(qsa_select.qsa_select),
+        qsa_attend=bound(qsa_attend.qsa_attend),
     )
 
 

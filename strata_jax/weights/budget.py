@@ -21,6 +21,8 @@ _CAP_IPC_LOCK = 14
 _SELECTING_ROWS = 64
 """Rows whose selection scores are there at once: one per thread."""
 _SCORE_BYTES = 8
+_STREAM_SLOTS = 16
+"""Streamed experts that are copied at once; more take several rounds."""
 _CACHE_GRAIN = 128
 """Tokens; at least that of `num_cells` in model/state.py."""
 
@@ -90,6 +92,16 @@ def peer_workspace_bytes(config: ModelConfig, steps: StepSizes) -> int:
     rows = max(steps.tile_rows, steps.window_rows)
     per_entry = config.expert_width + config.hidden
     return rows * _FLOAT * (2 * config.hidden + config.num_experts_active * per_entry)
+
+
+def stream_slots(num_experts: int, stream_share: float) -> int:
+    """Copies of streamed experts that there is memory for, taken once at the start.
+
+    Args:
+        num_experts: of a layer.
+        stream_share: part of the missed experts that is streamed.
+    """
+    return min(_STREAM_SLOTS, num_experts) if stream_share > 0 else 0
 
 
 def reserve_bytes(reserve_mib: int, is_given: bool, memory_bytes: int) -> int:

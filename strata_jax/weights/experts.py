@@ -10,10 +10,13 @@ import numpy as np
 from strata_jax import _native
 from strata_jax.errors import StrataError
 from strata_jax.ops.roles import Role
+from strata_jax.weights.budget import stream_slots
 from strata_jax.weights.placement import Placement, Tier
 
 _ROLES = (Role.FFN_GATE_EXPS, Role.FFN_UP_EXPS, Role.FFN_DOWN_EXPS)
 _FILL_BYTES = 64 << 20
+TIMEOUT_MS = 60_000
+"""Silence after which a worker is given up. Each panel of 16 weight rows is a sign of life."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,7 @@ class ExpertTiers:
         self._native = native
         self._adapt = adapt
         self._windows = 0
+        self._last_counters: dict[str, int] | None = None
 
     @classmethod
     def open(
@@ -49,13 +53,25 @@ class ExpertTiers:
         host_threads: int,
         stream_share: float,
         report: Callable[[str], None],
+        timeout_ms: int = TIMEOUT_MS,
     ) -> Self:
         """Allocates the arenas, places every expert and copies those that have a slot.
 
         With `ram_is_short` an expert that leaves a device goes back to the file tier, not to the host's.
 
+        Args:
+            store: where the matrices lie in the file.
+            placement: tier and slot of every expert.
+            adapt: when and how far residency follows use.
+            ram_is_short: see above.
+            peer_threads: of the emulated peer, if it has an arena.
+            host_threads: that compute the host's experts beside the ops' own; 0 = the ops' own do.
+            stream_share: of a call's missed experts, copied to the primary for this use.
+            report: takes lines on progress.
+            timeout_ms: silence after which the peer's or the host's workers are given up.
+
         Raises:
-            StrataError: if the memory of an arena is not to be had.
+            StrataError: if the memory of an arena, or a thread, is not to be had.
         """
         try:
             native = _native.ExpertTiers(
@@ -67,21 +83,43 @@ class ExpertTiers:
                 peer_threads,
                 host_threads,
                 stream_share,
+                stream_slots(placement.tiers.shape[1], stream_share),
+                timeout_ms,
             )
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             raise StrataError(str(error)) from None
-        native.place(placement.tiers, placement.slots, _homes(placement, ram_is_short))
-        _fill(native, placement, report)
-        _lock(native, placement, report)
+        try:
+            native.place(placement.tiers, placement.slots, _homes(placement, ram_is_short))
+            _fill(native, placement, report)
+            _lock(native, placement, report)
+        except BaseException:
+            native.close()
+            raise
         return cls(native, adapt)
+
+    @property
+    def store(self) -> int:
+        """Of matrices that lie with the experts: none on the CPU."""
+        return -1
 
     @property
     def slot(self) -> int:
         """Number in the native registry, an attribute of the compiled programs."""
         return self._native.slot
 
+    def check(self) -> None:
+        """StrataError saying why, if a worker was given up: nothing can be computed any more."""
+        failure = self._native.failure()
+        if failure:
+            raise StrataError(f"expert tiers: {failure}")
+
     def before_window(self) -> None:
-        """Waits for an adaptive round under way, so that its swaps never depend on timing."""
+        """Waits for an adaptive round under way, so that its swaps never depend on timing.
+
+        Raises:
+            StrataError: as `check` does.
+        """
+        self.check()
         self._native.finish_adapt()
 
     def after_window(self) -> None:
@@ -92,15 +130,15 @@ class ExpertTiers:
             self._native.start_adapt(self._adapt.swaps, self._adapt.peer_swaps, self._adapt.decay)
 
     def counters(self) -> dict[str, int]:
-        """Totals since the start; see `ffi/weights/expert_tiers.h`."""
-        return self._native.counters()
+        """Totals since the start, or what they were at `close`; see `ffi/weights/expert_tiers.h`."""
+        return self._last_counters or self._native.counters()
 
     def tiers(self) -> np.ndarray:
         """Tier of every expert now, uint8 [L, E]."""
         return self._native.tiers()
 
     def usage(self) -> np.ndarray:
-        """Decayed use of every expert, float32 [L, E]. Call between rounds."""
+        """Routed entries of every expert since the start, without decay, int64 [L, E]."""
         self._native.finish_adapt()
         return self._native.usage()
 
@@ -124,8 +162,22 @@ class ExpertTiers:
             at += rows * active
         return records
 
+    def stall(self, tier: Tier, milliseconds: int) -> None:
+        """For tests: the next job of the peer's or the host's workers begins so much later.
+
+        Raises:
+            ValueError: if that tier has no workers.
+        """
+        self._native.stall(tier, milliseconds)
+
     def close(self) -> None:
-        """Stops the workers and frees the arenas."""
+        """Stops the workers and frees the arenas.
+
+        Workers that were given up and are stuck still get a second, or `timeout_ms` in the middle of
+        a product; then they are left where they are with all they may look at but the model's file.
+        """
+        if self._last_counters is None:
+            self._last_counters = self._native.counters()
         self._native.close()
 
 

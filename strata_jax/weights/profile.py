@@ -69,8 +69,11 @@ class Profile:
     def save(self, path: pathlib.Path) -> None:
         """Writes the file so that whatever happens the old or the new one is there, whole.
 
-        OSError if that cannot be done; the old file is then untouched.
+        A ranking of nothing is not written: it would be refused when it is read, and what is there is
+        worth more. OSError if it cannot be written; the old file is then untouched.
         """
+        if not self.ranked:
+            return
         record = {"format": FORMAT, **model_json(self.model), "ranked": self.ranked}
         write_atomically(path, json.dumps(record, separators=(",", ":")) + "\n")
 
@@ -99,6 +102,22 @@ def load_profile(pack: Pack, path: pathlib.Path | None) -> Profile | None:
     profile = Profile.load(path)
     profile.check_model(routed_model(pack), path)
     return profile
+
+
+def check_replaceable(pack: Pack, path: pathlib.Path) -> None:
+    """Refuses a place for this model's profile where something else would be lost.
+
+    Raises:
+        UsageError: if there is a file and it is no profile of this model.
+    """
+    if not path.exists() or (path.is_file() and path.stat().st_size == 0):
+        return
+    try:
+        load_profile(pack, path)
+    except BadFileError as error:
+        raise UsageError(
+            f"--expert_profile_save={path}: would be written over, but {error}; name another file"
+        ) from None
 
 
 def rank_counts(model: RoutedModel, counts: np.ndarray) -> Profile:

@@ -4,13 +4,23 @@ import bisect
 import dataclasses
 from collections.abc import Callable
 
-from strata_jax.config import ModelConfig, TierSettings
-from strata_jax.weights.budget import GIB, MIB, HostMemory, shown
-from strata_jax.weights.placement import Placement, PlacementRequest, Tier, place, slot_bytes
+import numpy as np
+
+from strata_jax.config import TierSettings
+from strata_jax.weights.budget import GIB, MIB, HostMemory
+from strata_jax.weights.placement import (
+    ArenaBudget,
+    Placement,
+    PlacementRequest,
+    Tier,
+    place,
+    slot_bytes,
+)
 from strata_jax.weights.tier_needs import Need
 
 _LEAST_CONTEXT = 256
 """Shorter contexts are no advice."""
+_OTHER_TABLE = "--ple_io=direct"
 
 
 class Advisor:
@@ -21,13 +31,18 @@ class Advisor:
         settings: TierSettings,
         max_context: int,
         context_bytes: Callable[[int], int],
-        emulated: bool,
+        free: tuple[int | None, int | None] | None,
     ) -> None:
-        """Takes the settings, and how many bytes a context of so many tokens costs."""
+        """Takes the settings, and how many bytes a context of so many tokens costs.
+
+        `free` are the bytes of the primary and of the peer that no flag can raise; None where both
+        are emulated in RAM.
+        """
         self.settings = settings
         self.max_context = max_context
         self.context_bytes = context_bytes
-        self.emulated = emulated
+        self.emulated = free is None
+        self.free = free or (None, None)
 
     def primary(self, request: PlacementRequest, parts: dict[str, int]) -> Need:
         """The primary device's."""
@@ -38,23 +53,26 @@ class Advisor:
         if need.fits:
             return need
         assert have is not None
-        without = need.need_bytes - parts["experts"]
-        advice = self._shorter(have - need.need_bytes)
-        if without <= have:
-            auto = dataclasses.replace(
-                request.primary, exactly=None, at_most=request.primary.exactly
-            )
-            fits = place(dataclasses.replace(request, primary=auto, peer=None)).count(Tier.PRIMARY)
-            advice.append(f"--expert_cache={fits}")
-        elif parts["experts"] and not advice:
-            advice += [f"{flag} with --expert_cache=0" for flag in self._shorter(have - without)]
-        if "vram_reserve_mib" in self.settings.given and need.need_bytes - parts["reserve"] <= have:
-            advice.append(
-                f"--vram_reserve_mib={(have - need.need_bytes + parts['reserve']) // MIB}"
-            )
-        if self.settings.device_memory_mib is not None:
-            least = self._least_memory(need.need_bytes, parts["reserve"], "vram_reserve_mib")
-            advice.append(f"--device_memory_mib={least}")
+        excess = need.need_bytes - have
+        reserve = parts["reserve"] if "vram_reserve_mib" in self.settings.given else 0
+        # An explicit count takes the place of a reserve that nobody asked for.
+        by_count = parts["experts"] + parts["reserve"] - reserve
+        advice = self._shorter(excess)
+        if excess <= by_count:
+            advice.append(self._fewer(request, by_count - excess))
+        if 0 < excess <= reserve:
+            advice.append(f"--vram_reserve_mib={(reserve - excess) // MIB}")
+        if 0 < excess <= parts["staging"]:
+            advice.append("--pcie_frac=0")
+        least = self._least_memory(need.need_bytes, parts["reserve"], "vram_reserve_mib")
+        larger = self._more("device_memory_mib", least, self.free[0])
+        if not advice:
+            cuts = {self._no_cache(): by_count, "--vram_reserve_mib=0": reserve}
+            if not larger:
+                whole = (self.free[0] or 0) // MIB
+                cuts[f"--device_memory_mib={whole}"] = whole * MIB - have
+            advice += self._together(excess, cuts)
+        advice += larger
         return dataclasses.replace(need, advice=tuple(advice))
 
     def peer(self, request: PlacementRequest, parts: dict[str, int]) -> Need:
@@ -65,10 +83,21 @@ class Advisor:
         need = Need(name="peer", parts=parts, have_bytes=have, bound_by=bound_by)
         if need.fits:
             return need
-        least = self._least_memory(need.need_bytes, parts["reserve"], "peer_reserve_mib")
-        return dataclasses.replace(need, advice=(f"--peer_memory_mib={least}", "--peer_device=-1"))
+        assert have is not None
+        excess, reserve = need.need_bytes - have, parts["reserve"]
+        least = self._least_memory(need.need_bytes, reserve, "peer_reserve_mib")
+        advice = self._more("peer_memory_mib", least, self.free[1])
+        if "peer_reserve_mib" in self.settings.given and excess <= reserve:
+            advice.append(f"--peer_reserve_mib={(reserve - excess) // MIB}")
+        return dataclasses.replace(need, advice=(*advice, "--peer_device=-1"))
 
-    def host(self, parts: dict[str, int], memory: HostMemory, placement: Placement) -> Need:
+    def host(
+        self,
+        request: PlacementRequest,
+        parts: dict[str, int],
+        memory: HostMemory,
+        placement: Placement,
+    ) -> Need:
         """RAM: what is in use by others may be given up, so only more than all of it is too much."""
         need = Need(
             name="host",
@@ -80,11 +109,16 @@ class Advisor:
         if need.fits:
             return need
         most = memory.total_bytes
-        advice = self._shorter(most - need.need_bytes) if "kv" in parts else []
-        if need.need_bytes - parts["n-gram table"] <= most:
-            advice += self._other_table(parts)
-        if self.emulated:
-            advice += self._smaller_arena(placement, need.need_bytes - most)
+        excess = need.need_bytes - most
+        advice = self._shorter_in_ram(excess, request, placement) if self.emulated else []
+        if excess <= parts["n-gram table"]:
+            advice.append(_OTHER_TABLE)
+        advice += self._smaller_arena(request, placement, excess)
+        if not advice:
+            arenas = placement.primary_bytes + placement.peer_bytes if self.emulated else 0
+            advice += self._together(
+                excess, {_OTHER_TABLE: parts["n-gram table"], self._no_cache(): arenas}
+            )
         return dataclasses.replace(need, have_bytes=most, bound_by="all RAM", advice=tuple(advice))
 
     def locked(self, parts: dict[str, int]) -> Need:
@@ -100,31 +134,70 @@ class Advisor:
         if need.fits:
             return need
         advice = [f"--host_ram_limit_gib={_ceil_hundredths(need.need_bytes)}"]
-        if need.need_bytes - parts["n-gram table"] <= int(limit * GIB):
-            advice += self._other_table(parts)
+        if need.need_bytes - int(limit * GIB) <= parts["n-gram table"]:
+            advice.append(_OTHER_TABLE)
         return dataclasses.replace(need, advice=tuple(advice))
 
-    def _shorter(self, free: int) -> list[str]:
-        """The longest context with which `free` bytes, now below 0, are no longer missing."""
-        if free >= 0:
-            return []
-        most = self.context_bytes(self.max_context) + free
+    def _shorter(self, excess: int) -> list[str]:
+        """The longest context with which `excess` bytes are no longer too much."""
+        most = self.context_bytes(self.max_context) - excess
         tokens = bisect.bisect_right(range(self.max_context), most, key=self.context_bytes) - 1
         return [f"--max_context={tokens}"] if tokens >= _LEAST_CONTEXT else []
 
-    def _smaller_arena(self, placement: Placement, excess: int) -> list[str]:
-        """How many experts less an emulated device must hold to save `excess` bytes of RAM."""
-        tier, flag = (
-            (Tier.PEER, "peer_slots") if placement.peer_bytes else (Tier.PRIMARY, "expert_cache")
-        )
-        held = placement.tiers == tier
-        ends = placement.slots[held] + slot_bytes(placement.expert_bytes[held])
-        arena = int(ends.max(initial=0))
-        count = int((ends <= arena - excess).sum())
-        return [f"--{flag}={count}"] if count else []
+    def _shorter_in_ram(
+        self, excess: int, request: PlacementRequest, placement: Placement
+    ) -> list[str]:
+        """The same where devices are emulated: auto would fill what becomes free with experts."""
+        shorter = self._shorter(excess)
+        if self.settings.expert_cache is not None or self.settings.device_memory_mib is None:
+            return shorter
+        return [f"{flag} with {self._fewer(request, placement.primary_bytes)}" for flag in shorter]
 
-    def _other_table(self, parts: dict[str, int]) -> list[str]:
-        return ["--ple_io=direct"] if parts["n-gram table"] else []
+    def _fewer(self, request: PlacementRequest, room: int) -> str:
+        """As many experts on the primary as `room` bytes hold.
+
+        A count takes them in their order; it does not pass over large ones as auto does.
+        """
+        every = ArenaBudget(memory_bytes=None, exactly=request.expert_bytes.size)
+        ends = _ends(place(dataclasses.replace(request, primary=every, peer=None)), Tier.PRIMARY)
+        count = int((ends <= room).sum())
+        return f"--expert_cache={count}" if count else self._no_cache()
+
+    def _no_cache(self) -> str:
+        both = self.settings.peer_device is not None  # a peer needs the primary's cache
+        return "--expert_cache=0 with --peer_device=-1" if both else "--expert_cache=0"
+
+    def _together(self, excess: int, cuts: dict[str, int]) -> list[str]:
+        """Where no flag alone would do: as many of `cuts` as needed, and then a shorter context."""
+        chosen = []
+        for flag, saved in cuts.items():
+            if excess > 0 and saved > 0:
+                chosen.append(flag)
+                excess -= saved
+        if excess > 0:
+            shorter = self._shorter(excess)
+            if not shorter:
+                return []
+            chosen = shorter + chosen
+        return [" with ".join(chosen)]
+
+    def _more(self, flag: str, least: int, free: int | None) -> list[str]:
+        """A larger device, where it is only a flag that makes it small."""
+        is_enough = free is None if self.emulated else free is not None and least * MIB <= free
+        return [f"--{flag}={least}"] if is_enough else []
+
+    def _smaller_arena(
+        self, request: PlacementRequest, placement: Placement, excess: int
+    ) -> list[str]:
+        """How many experts less an emulated device must hold to save `excess` bytes of RAM."""
+        on_peer = placement.peer_bytes > 0
+        arena = placement.peer_bytes if on_peer else placement.primary_bytes
+        if not self.emulated or excess > arena:
+            return []
+        if not on_peer:
+            return [self._fewer(request, arena - excess)]
+        count = int((_ends(placement, Tier.PEER) <= arena - excess).sum())
+        return [f"--peer_slots={count}" if count else "--peer_device=-1"]
 
     def _bound_by(self, flag: str, have: int | None) -> str:
         value = getattr(self.settings, flag)
@@ -144,30 +217,10 @@ class Advisor:
         return -(-min(without * 8 // 7 + 1, without + most) // MIB)
 
 
-def placement_notes(
-    settings: TierSettings, platform: str, config: ModelConfig, placement: Placement
-) -> list[str]:
-    """What a reader of a placement might miss: tiers that are on and hold little or nothing."""
-    notes = []
-    cache_is_on, emulated = settings.cache_is_on(platform), platform == "cpu"
-    count, active = placement.count(Tier.PRIMARY), config.num_experts_active
-    if cache_is_on and count == 0:
-        notes.append("expert cache: on, but no expert fits beside what the model needs")
-    elif cache_is_on and count < active:
-        notes.append(
-            f"expert cache: {count} experts are fewer than the {active} a token uses in one layer"
-        )
-    if settings.peer_device is not None and placement.count(Tier.PEER) == 0:
-        all_on_primary = count == placement.tiers.size
-        why = "the primary holds all experts" if all_on_primary else "nothing fits"
-        notes.append(f"peer: on, but it holds no expert: {why}")
-    host_bytes = placement.total_bytes(Tier.HOST)
-    if host_bytes and (not emulated or placement.locked_bytes or cache_is_on):
-        share = 100 * placement.locked_bytes / host_bytes
-        cost = "" if share == 100 else "; the rest may be paged out"
-        cost += "" if share == 100 or emulated else " and is copied slower"
-        notes.append(f"host tier: {shown(host_bytes)}, {int(share)} % to be page-locked{cost}")
-    return notes
+def _ends(placement: Placement, tier: Tier) -> np.ndarray:
+    """Where each slot of a device ends in its arena, in bytes."""
+    held = placement.tiers == tier
+    return placement.slots[held] + slot_bytes(placement.expert_bytes[held])
 
 
 def _ceil_hundredths(count: int) -> str:

@@ -1,6 +1,8 @@
 """Plans the tiers of a model on a machine: from headers, settings and free memory to a placement."""
 
 import dataclasses
+import resource
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,18 +15,30 @@ from strata_jax.weights.budget import (
     peer_workspace_bytes,
     reserve_bytes,
     shown,
+    stream_slots,
     workspace_bytes,
 )
+from strata_jax.weights.matrices import matrices_of
 from strata_jax.weights.pack import Pack
-from strata_jax.weights.placement import ArenaBudget, Placement, PlacementRequest, Tier, place
+from strata_jax.weights.panels import expert_slot_bytes
+from strata_jax.weights.placement import (
+    ArenaBudget,
+    Placement,
+    PlacementRequest,
+    Tier,
+    place,
+    slot_bytes,
+)
 from strata_jax.weights.plan import Plan, expert_bytes_by_layer
 from strata_jax.weights.profile import Profile
-from strata_jax.weights.tier_advice import Advisor, placement_notes
+from strata_jax.weights.tier_advice import Advisor
 from strata_jax.weights.tier_needs import Need, TierPlan
+from strata_jax.weights.tier_notes import device_notes, placement_notes
 
 _HEADROOM_SHARE = 8
 """Auto leaves this part of the RAM to others, but no more than `_HEADROOM_BYTES`."""
 _HEADROOM_BYTES = 2 * GIB
+_PAGE = resource.getpagesize()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,10 +112,21 @@ class _Planner:
             "state": plan.state_bytes,
             "workspace": self._workspace_bytes(plan.max_context),
         }
-        layers = expert_bytes_by_layer(pack)[: self.config.num_layers]
+        layers = self._expert_bytes(pack)
         shape = (self.config.num_layers, self.config.num_experts)
         self.expert_bytes = np.broadcast_to(np.asarray(layers, np.int64)[:, None], shape)
+        self.largest_slot = int(slot_bytes(self.expert_bytes).max())
+        share = settings.stream_share(machine.platform)
+        self.staging = stream_slots(self.config.num_experts, share) * self.largest_slot
         self.notes = list(settings.notes(machine.platform))
+
+    def _expert_bytes(self, pack: Pack) -> Sequence[int]:
+        """Bytes of an expert of each layer: as in the file, or as a device lays it out."""
+        layers = range(self.config.num_layers)
+        if self.emulated:
+            return expert_bytes_by_layer(pack)[: len(layers)]
+        matrices = list(matrices_of(pack))
+        return [expert_slot_bytes(matrices, layer) for layer in layers]
 
     def plan(self) -> TierPlan:
         """Devices first, then what they leave to the host."""
@@ -117,7 +142,11 @@ class _Planner:
             lock_bytes=self._lock_bytes(placement, sum(host.values())),
         )
         placement = place(request)
-        needs = [*self._device_needs(request, placement), *self._host_needs(host, placement)]
+        needs = [
+            *self._device_needs(request, placement),
+            *self._host_needs(request, host, placement),
+        ]
+        self.notes += device_notes(self.settings, self.machine.platform, needs, placement)
         self.notes += placement_notes(self.settings, self.machine.platform, self.config, placement)
         if self.ngram_bytes == 0 and "ple_io" in self.settings.given:
             self.notes.append("--ple_io: no effect, the model has no n-gram table")
@@ -136,7 +165,7 @@ class _Planner:
             reserve = self._reserve("vram_reserve_mib", memory)
             primary = ArenaBudget(
                 memory_bytes=memory,
-                reserved_bytes=sum(self.fixed.values()) + reserve,
+                reserved_bytes=sum(self.fixed.values()) + self.staging + reserve,
                 exactly=settings.expert_cache,
             )
         if settings.peer_device is not None:
@@ -176,16 +205,23 @@ class _Planner:
     def _bound_peer(self, request: PlacementRequest, primary_bytes: int) -> PlacementRequest:
         """An emulated peer of no given size has the RAM that nothing else needs."""
         assert request.peer is not None
-        others = sum(self.fixed.values()) + primary_bytes + self._locked_table_bytes()
+        copied = primary_bytes + self.staging + self._locked_table_bytes()
+        others = sum(self.fixed.values()) + copied
         memory = max(0, self.machine.host.available_bytes - others - self._headroom_bytes())
         if self.settings.host_ram_limit_gib is not None:
             limit = int(self.settings.host_ram_limit_gib * GIB)
-            memory = min(memory, max(0, limit - primary_bytes - self._locked_table_bytes()))
+            memory = min(memory, max(0, limit - copied))
         self.notes.append(
             f"peer: emulated in {shown(memory)} of free RAM; --peer_memory_mib=N or --peer_slots=N "
             "bound it"
         )
-        peer = dataclasses.replace(request.peer, memory_bytes=memory)
+        is_given = "peer_reserve_mib" in self.settings.given
+        reserve = self._reserve("peer_reserve_mib", memory) if is_given else 0
+        peer = dataclasses.replace(
+            request.peer,
+            memory_bytes=memory,
+            reserved_bytes=request.peer.reserved_bytes + reserve,  # free RAM has its own headroom
+        )
         return dataclasses.replace(request, peer=peer)
 
     def _host_parts(self, placement: Placement) -> dict[str, int]:
@@ -194,7 +230,7 @@ class _Planner:
         if not self.emulated:
             return table
         arenas = {"primary arena": placement.primary_bytes, "peer arena": placement.peer_bytes}
-        return {**self.fixed, **arenas, **table}
+        return {**self.fixed, **arenas, "staging": self.staging, **table}
 
     def _locked_table_bytes(self) -> int:
         return self.ngram_bytes if self.settings.ple_io == "ram" else 0
@@ -204,7 +240,7 @@ class _Planner:
 
     def _resident_bytes(self, placement: Placement, others: int) -> int:
         """Expert bytes that stay in RAM: as given, but no more than there is."""
-        free = max(0, self.machine.host.available_bytes - others)
+        free = max(0, self.machine.host.available_bytes - others - self.largest_slot)
         asked = self.settings.resident_budget_gib
         if asked is None:
             room, wanted = max(0, free - self._headroom_bytes()), placement.total_bytes(Tier.HOST)
@@ -232,14 +268,26 @@ class _Planner:
                 self.notes.append(
                     f"--host_ram_limit_gib={limit:g}: this machine has {shown(host.total_bytes)}"
                 )
-            arenas = placement.primary_bytes + placement.peer_bytes if self.emulated else 0
-            bounds.append(int(limit * GIB) - arenas - table)
+            copied = placement.primary_bytes + placement.peer_bytes + self.staging
+            bounds.append(int(limit * GIB) - (copied if self.emulated else 0) - table)
         if self.emulated and host.lockable_bytes is not None:
-            bounds.append(host.lockable_bytes - table)
+            bounds.append(self._lockable(host.lockable_bytes - table))
         return max(0, min(bounds))
 
+    def _lockable(self, allowed: int) -> int:
+        """Bytes of experts that the system's limit allows: it counts the whole pages they touch.
+
+        Each of an expert's three matrices may share a page at either end with what is not locked,
+        and so may the table that is locked later.
+        """
+        expert = int(self.expert_bytes.min())
+        return (allowed - 2 * _PAGE) * expert // (expert + 6 * _PAGE)
+
     def _advisor(self) -> Advisor:
-        return Advisor(self.settings, self.max_context, self._context_bytes, self.emulated)
+        free = self.machine.primary_free_bytes, self.machine.peer_free_bytes
+        return Advisor(
+            self.settings, self.max_context, self._context_bytes, None if self.emulated else free
+        )
 
     def _workspace_bytes(self, context: int) -> int:
         return workspace_bytes(self.config, self.steps, context, self.kv_per_token)
@@ -252,9 +300,10 @@ class _Planner:
         needs = []
         advice = self._advisor()
         if request.primary is not None:
-            fixed = sum(self.fixed.values())
+            fixed = sum(self.fixed.values()) + self.staging
             parts = {
                 **self.fixed,
+                "staging": self.staging,
                 "reserve": request.primary.reserved_bytes - fixed,
                 "experts": placement.primary_bytes,
             }
@@ -270,10 +319,14 @@ class _Planner:
             needs.append(advice.peer(request, parts))
         return needs
 
-    def _host_needs(self, host: dict[str, int], placement: Placement) -> list[Need]:
+    def _host_needs(
+        self, request: PlacementRequest, host: dict[str, int], placement: Placement
+    ) -> list[Need]:
         advice = self._advisor()
         parts = {**host, "experts": placement.total_bytes(Tier.HOST)}
-        need = advice.host(parts, self.machine.host, placement)
+        # One more copy, whether experts of the file tier are read or not.
+        parts["staging"] = host.get("staging", 0) + self.largest_slot
+        need = advice.host(request, parts, self.machine.host, placement)
         if need.fits and need.have_bytes is not None and need.need_bytes > need.have_bytes:
             self.notes.append(
                 f"host: {shown(need.need_bytes)} are needed and {shown(need.have_bytes)} free; kept as "

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from strata_jax.cli.main import main
-from strata_jax.engine.engine import EngineOptions
+from strata_jax.cli.plan import plan_here
+from strata_jax.engine.options import EngineOptions
 from strata_jax.engine.request import Request, Timings
 from strata_jax.errors import UsageError
 from strata_jax.text.tokenizer import Tokenizer
+from strata_jax.weights.budget import StepSizes
 from strata_jax.weights.pack import Pack
-from strata_jax.weights.plan import DEFAULT_CONTEXT
+from strata_jax.weights.plan import DEFAULT_CONTEXT, make_plan
 
 
 class FakeGeneration:
@@ -37,6 +39,10 @@ class FakeGeneration:
     @property
     def ngram(self) -> dict[str, object] | None:
         return {"mode": "mmap"}
+
+    @property
+    def windows(self) -> dict[int, int]:
+        return {1: self._count}
 
     @property
     def tier_counters(self) -> dict[str, object]:
@@ -86,6 +92,7 @@ class FakeEngine:
         self.vocab_size = pack.config.vocab_size
         self.max_context = options.max_context or min(pack.config.context_length, DEFAULT_CONTEXT)
         self.notes = ("a note of the engine",)
+        self.plan = plan_here(pack, make_plan(pack, None), options.tiers, StepSizes(), "cpu")
         self.delay_s = delay_s
         self.requests: list[Request] = []
         self.closed = False

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from strata_jax.cli.devices import choose_platform, nvidia_devices
+from strata_jax.cli.devices import Choice, choose_platform, nvidia_devices
 from strata_jax.errors import StrataError
 
 
@@ -28,25 +28,38 @@ def test_counts_device_nodes_where_the_driver_lists_nothing(tmp_path: Path):
     assert found == ("NVIDIA device 0", "NVIDIA device 1")
 
 
+def fine() -> None:
+    return None
+
+
+def test_auto_takes_a_device_that_works():
+    assert choose_platform("auto", ("NVIDIA H200",), fine) == Choice("cuda")
+
+
 def test_auto_says_that_there_is_no_gpu_and_names_the_flag():
-    line = choose_platform("auto", ())
+    choice = choose_platform("auto", ())
 
-    assert line is not None
-    assert "no GPU backend" in line
-    assert "--platform=cpu" in line
-
-
-def test_auto_names_the_device_it_leaves_alone():
-    assert "NVIDIA H200 is here" in (choose_platform("auto", ("NVIDIA H200",)) or "")
+    assert choice.platform == "cpu"
+    assert "no NVIDIA device" in (choice.note or "")
+    assert "--platform=cpu" in (choice.note or "")
 
 
 def test_the_cpu_asked_for_needs_no_words():
-    assert choose_platform("cpu", ("NVIDIA H200",)) is None
+    assert choose_platform("cpu", ("NVIDIA H200",)) == Choice("cpu")
 
 
-@pytest.mark.parametrize("devices", [(), ("NVIDIA H200",)])
-def test_refuses_what_this_version_cannot_do(devices: tuple[str, ...]):
+@pytest.mark.parametrize("asked", ["auto", "cuda"])
+def test_a_device_that_fails_is_an_error_and_no_silent_fall_back(asked: str):
     with pytest.raises(StrataError, match="--platform=cpu") as error:
-        choose_platform("cuda", devices)
+        choose_platform(asked, ("NVIDIA H200",), lambda: "built for sm_80 only")
 
     assert error.value.exit_code == 1
+    assert "NVIDIA H200 is here" in str(error.value)
+    assert "built for sm_80 only" in str(error.value)
+
+
+def test_a_device_that_was_asked_for_must_be_there():
+    with pytest.raises(
+        StrataError, match="--platform=cuda: no NVIDIA device can be used: no driver"
+    ):
+        choose_platform("cuda", (), lambda: "no driver")

@@ -113,6 +113,21 @@ def test_the_exit_code_is_the_verdict(compare, scenario: dict[str, Any], code: i
     assert (outcome.code, json.loads(outcome.out)["verdict"]) == (code, verdict)
 
 
+def test_windows_that_were_not_as_wide_as_asked_are_exit_code_5(compare):
+    outcome = compare("--preset=windows", when={"spec": "4"}, windows={"1": 3, "8": 2})
+
+    assert outcome.code == 5
+    assert "4 live rows: not exercised: live rows of the widest window == 4 expected, 8 seen" in (
+        outcome.out
+    )
+
+
+def test_a_process_that_crashes_when_it_closes_is_exit_code_1(compare):
+    outcome = compare("--preset=threads", "--json", when={"threads": "2"}, end_by=11)
+
+    assert (outcome.code, json.loads(outcome.out)["verdict"]) == (1, "failed")
+
+
 def test_hands_given_flags_to_all_sides(compare):
     outcome = compare(
         "--preset=pcie",

@@ -68,10 +68,15 @@ def test_prints_one_object():
         "finish_reason",
         "prompt_tokens",
         "timings",
+        "tiers",
+        "windows",
+        "ngram",
         "model",
         "versions",
-        "tiers",
-        "ngram",
+        "kernels",
+        "flags",
+        "plan",
+        "memory",
     ]
     assert result["text"] == "Hello there."
     assert result["finish_reason"] == "stop"
@@ -88,6 +93,26 @@ def test_prints_one_object():
     assert result["model"]["file"].endswith("model-IQ3_S.gguf")
     assert len(result["model"]["hash"]) == 64
     assert result["versions"]["jaxlib"]
+    assert result["windows"] == {"1": len(result["ids"])}
+
+
+def test_the_object_holds_its_conditions():
+    """Contract R: two runs are compared by what stands in their files."""
+    outcome, _ = _run("--json", "--expert_cache=24", "--stop=a", "--stop=b,c", "--deterministic")
+
+    result = json.loads(outcome.out)
+    assert result["flags"] == [
+        "--prompt=Hi",
+        "--stop=a",
+        "--stop=b,c",
+        "--json=true",
+        "--deterministic=true",
+        "--expert_cache=24",
+    ]
+    assert result["kernels"] in ("avx512", "avx2", "scalar")
+    assert result["plan"]["placement"]["primary"]["experts_by_layer"] == [3] * 8
+    assert result["plan"]["cache_is_on"] is True
+    assert result["memory"]["anonymous_bytes"] > 0
 
 
 def test_keeps_reasoning_apart_in_the_object():

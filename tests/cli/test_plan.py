@@ -135,3 +135,23 @@ def test_refuses_in_time_what_the_released_model_lacks(tmp_path: Path):
     assert done.returncode == 3
     assert b"--expert_cache=" in done.stderr.partition(b";")[2]
     assert took_s < 2
+
+
+CODE = """
+import sys
+from strata_jax.cli.main import main
+code = main(sys.argv[1:], None, sys.stdout, sys.stderr)
+print("jax" in sys.modules)
+sys.exit(code)
+"""
+
+
+def test_generate_refuses_in_time_too():
+    """Report 27: before JAX starts, which takes a second by itself."""
+    args = ["generate", "--prompt_ids=1", "--device_memory_mib=1", "--platform=cpu"]
+
+    took_s, done = cpu_seconds([sys.executable, "-c", CODE, *args])
+
+    assert (done.returncode, done.stdout) == (3, b"False\n")
+    assert b"--device_memory_mib=" in done.stderr.partition(b";")[2]
+    assert took_s < 2

@@ -3,7 +3,9 @@ from pathlib import Path
 import pytest
 
 from strata_jax.cli import session
-from strata_jax.cli.files import EMBEDDED
+from strata_jax.cli.files import EMBEDDED, embedded_model
+from strata_jax.weights.pack import open_pack
+from strata_jax.weights.profile import Profile, routed_model
 from tests.cli.fake_engine import Opener, run
 
 
@@ -62,6 +64,33 @@ def test_refuses_a_cache_asked_for_that_cannot_be_used(tmp_path: Path):
     assert "a folder to write to expected, or off" in outcome.err
 
 
+@pytest.mark.parametrize("begin", [(), ("--expert_profile={path}",)])
+def test_says_that_a_profile_is_replaced_unless_the_run_begins_with_it(
+    tmp_path: Path, begin: tuple[str, ...]
+):
+    path = tmp_path / "p.json"
+    with open_pack(embedded_model()) as pack:
+        Profile(model=routed_model(pack), ranked=((7, 15),)).save(path)
+
+    outcome, options = _options(
+        f"--expert_profile_save={path}", *(arg.format(path=path) for arg in begin)
+    )
+
+    assert (outcome.code, options is None) == (0, False)
+    assert ("takes the place of what is there" in outcome.err) == (not begin)
+
+
+def test_refuses_to_save_a_profile_over_something_else_before_loading(tmp_path: Path):
+    path = tmp_path / "notes.txt"
+    path.write_text("Dear diary")
+
+    outcome, options = _options(f"--expert_profile_save={path}")
+
+    assert (outcome.code, options) == (2, None)
+    assert "would be written over, but" in outcome.err
+    assert path.read_text() == "Dear diary"
+
+
 def test_tells_the_notes_of_the_engine_and_closes_it():
     opener = Opener("Hello.")
 
@@ -95,9 +124,9 @@ def test_answers_settings_that_decide_nothing(
     assert expected in outcome.err
 
 
-def test_says_once_that_there_is_no_gpu_backend():
-    assert _options()[0].err.count("no GPU backend") == 1
-    assert "GPU" not in _options("--platform=cpu")[0].err
+def test_says_once_that_there_is_no_device():
+    assert _options()[0].err.count("no NVIDIA device here") == 1
+    assert "NVIDIA" not in _options("--platform=cpu")[0].err
 
 
 def test_refuses_cuda_before_the_model_is_opened():

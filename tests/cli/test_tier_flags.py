@@ -120,9 +120,23 @@ def test_no_supported_flag_is_called_unsupported():
         assert not INSTEAD.keys() & set(dispatch._define(dispatch._load(command)))
 
 
-def test_split_flags_name_the_peer():
-    for name in ("layer_split", "pipeline_windows", "expert_cache_device1", "tensor_split"):
-        assert "--peer_device=N" in _refused(f"--{name}=2", "--peer_device=1")
+@pytest.mark.parametrize(
+    "arg",
+    [
+        "--layer_split=36,24,12",
+        "--layer-split=99",
+        "--pipeline_windows=2",
+        "--expert_cache_device1=5",
+        "--tensor_split=1,1",
+        "--split_mode=tensor",
+        "--gpu_order=as_given",
+        "--main_gpu=1",
+        "--device=cuda:1",
+    ],
+)
+def test_flags_for_several_gpus_name_the_peer(arg: str):
+    """Reports 44 and 46: refused by name, with what does it here, before anything is loaded."""
+    assert "--peer_device=N" in _refused(arg, "--peer_device=1")
 
 
 def test_the_usage_fits_a_terminal():

@@ -40,6 +40,7 @@ def answer(flags: dict[str, str], faults: dict) -> dict:
         "versions": VERSIONS | faults.get("versions", {}),
         "tiers": counters(flags) | faults.get("tiers", {}),
         "ngram": {"mode": faults.get("mode", flags.get("ple_io", "direct"))},
+        "windows": faults.get("windows", {"1": count - 1, flags.get("spec", "8"): 2}),
     }
 
 
@@ -99,6 +100,7 @@ def reply(flags: dict[str, str], faults: dict) -> dict:
 
 
 def serve(scenario: dict) -> None:
+    faults: dict = {}
     for number, line in enumerate(sys.stdin):
         flags = dict(arg[2:].split("=", 1) for arg in json.loads(line)["args"])
         meant = all(flags.get(name) == value for name, value in scenario.get("when", {}).items())
@@ -113,6 +115,9 @@ def serve(scenario: dict) -> None:
         said = faults["say"] if "say" in faults else json.dumps(reply(flags, faults))
         sys.stdout.write(said + "\n")
         sys.stdout.flush()
+    if "end_by" in faults:
+        os.kill(os.getpid(), faults["end_by"])
+    time.sleep(faults.get("end_s", 0))
 
 
 if __name__ == "__main__":

@@ -121,6 +121,19 @@ def test_a_mode_that_fell_back_was_not_exercised():
     assert [run.verdict for run in outcome.runs] == ["not exercised", "identical", "not exercised"]
 
 
+@pytest.mark.parametrize("windows", [{"1": 9}, {"1": 9, "8": 4}, None])
+def test_windows_of_other_live_rows_are_not_exercised(windows: dict[str, int] | None):
+    """A window width that was asked for and not taken would compare one width with itself."""
+    comparison = comparisons("windows", FACTS)[0][0]
+
+    outcome = run_comparison(comparison, job(when={"spec": "3"}, windows=windows), lambda _: None)
+
+    verdicts = {run.side.name: run.verdict for run in outcome.runs}
+    assert verdicts.pop("3 live rows") == "not exercised"
+    assert set(verdicts.values()) == {"identical"}
+    assert outcome.verdict == "not exercised"
+
+
 def test_logits_without_a_number_show_nothing():
     outcome = _run(all_nan=True)
 
@@ -139,6 +152,7 @@ def test_logits_without_a_number_show_nothing():
         ({"type": "d"}, "float64 [6, 50], float32 [positions, V] expected"),
         ({"without": ["ids"]}, "prompt first: its result has no ids"),
         ({"from_request": 1, "die": 1}, "prompt second: the process died"),
+        ({"end_by": 11}, "end: it died at its end (signal 11)"),
     ],
 )
 def test_a_failed_run_is_told_apart(fault: dict[str, Any], expected: str):

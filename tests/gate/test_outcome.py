@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from strata_jax.gate.comparison import Mode
+from strata_jax.gate.comparison import LiveRows, Mode
 from strata_jax.gate.outcome import EXIT_CODES, Seen, Verdict, worst
 from strata_jax.gate.presets import FROZEN, MISSES
 
@@ -60,3 +60,24 @@ def test_looks_modes_up(results: list[dict[str, Any]], expected: tuple[str | Non
 
     assert (seen.found, seen.holds) == expected
     assert seen.text == "ngram.mode == direct"
+
+
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        ([{"windows": {"1": 9, "3": 2}}, {"windows": {"3": 1}}], ("3", True)),
+        ([{"windows": {"1": 9, "3": 0}}], ("1", False)),
+        ([{"windows": {"1": 9, "4": 1}}], ("4", False)),
+        ([{"windows": {"3": 1}}, {"windows": {"1": 1}}], ("1, 3", False)),
+        ([{"windows": {"3": 1}}, {}], ("3", False)),
+        ([{"windows": {}}], (None, False)),
+        ([{"windows": {"three": 1, "x": "y"}}], (None, False)),
+        ([{"windows": None}], (None, False)),
+        ([], (None, False)),
+    ],
+)
+def test_looks_live_rows_up(results: list[dict[str, Any]], expected: tuple[str | None, bool]):
+    seen = Seen.live_rows(LiveRows(3), results)
+
+    assert (seen.found, seen.holds) == expected
+    assert seen.text == "live rows of the widest window == 3"

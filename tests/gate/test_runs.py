@@ -63,6 +63,28 @@ def test_a_process_that_is_gone_already_is_no_traceback(tmp_path: Path):
             worker.ask(_args(tmp_path))
 
 
+def test_a_process_that_ends_well_is_no_failure(tmp_path: Path):
+    with _worker(tmp_path) as worker:
+        worker.ask(_args(tmp_path))
+        worker.finish()
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ({"end_by": 11}, r"it died at its end \(signal 11\): it said nothing"),
+        ({"end_s": 60}, "it did not end within 2 s of its last answer"),
+    ],
+)
+def test_a_process_that_ends_badly_is_told(tmp_path: Path, fault: dict[str, Any], expected: str):
+    with _worker(tmp_path, 2, **fault) as worker:
+        worker.ask(_args(tmp_path))
+        with pytest.raises(RunError, match=expected):
+            worker.finish()
+
+    assert not _is_running(worker.pid)
+
+
 def test_a_process_that_hangs_is_killed(tmp_path: Path):
     began = time.monotonic()
 

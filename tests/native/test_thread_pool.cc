@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -124,6 +125,27 @@ void TestReplacesTheGlobalPool() {
   }
 }
 
+// From the caller's thread or a helper's: it comes out of Run, and the next job is as any other.
+void TestPassesOnWhatABodyThrows() {
+  for (const int threads : {1, 2, 4}) {
+    ThreadPool pool(threads);
+    for (int round = 0; round < 200; ++round) {
+      bool thrown = false;
+      try {
+        pool.Run(64, [&](int64_t i) {
+          if (i % 7 == round % 7) throw std::bad_alloc();
+        });
+      } catch (const std::bad_alloc&) {
+        thrown = true;
+      }
+      CHECK(thrown);
+      std::atomic<int64_t> sum{0};
+      pool.Run(64, [&](int64_t i) { sum.fetch_add(i); });
+      CHECK_EQ(sum.load(), int64_t{63} * 32);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace strata
 
@@ -135,6 +157,7 @@ int main() {
   RUN(TestSerialisesCallersOnSeveralThreads);
   RUN(TestEndsWhereverItsHelpersAre);
   RUN(TestKeepsSubnormalsOnEveryThread);
+  RUN(TestPassesOnWhatABodyThrows);
   RUN(TestReplacesTheGlobalPool);
   return 0;
 }

@@ -1,4 +1,7 @@
 import dataclasses
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -255,3 +258,51 @@ class TestErrors:
 
         with pytest.raises(OP_ERRORS, match="expert_ffn: the matrices of layer 5 do not fit"):
             native(call)
+
+
+OUT_OF_MEMORY = """
+import pathlib, resource
+import jax, jax.numpy as jnp
+import numpy as np
+from strata_jax.ops.sets import native_ops
+from strata_jax.weights.matrices import fill_store
+from strata_jax.weights.pack import open_pack
+
+path = pathlib.Path("strata_jax/models/strata-small/model-IQ3_S.gguf")
+with open_pack(path) as pack:
+    store = fill_store(pack)
+    ops, rows = native_ops(store.slot), 16384
+
+    def program(x, ids, weights, shared, live):
+        return ops.expert_ffn(x, ids, weights, shared, live, layer=0)
+
+    x, ids = np.zeros((rows, 256), np.float32), np.tile(np.arange(4, dtype=np.int32), (rows, 1))
+    operands = [jnp.asarray(a) for a in (x, ids, np.ones((rows, 4), np.float32))]
+    operands.append(jnp.ones(rows))
+    compiled = jax.jit(program).lower(*operands, jnp.int32(0)).compile()
+    few, all_rows = jnp.int32(1), jnp.int32(rows)
+    expected = np.array(compiled(*operands, few))
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + (48 << 20)  # 80 MiB of rows do not fit, all else does
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    try:
+        np.asarray(compiled(*operands, all_rows))
+    except (ValueError, RuntimeError) as error:
+        print(error)
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+    assert np.array_equal(np.asarray(compiled(*operands, few)), expected)
+    store.close()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory limits: UNTESTED here")
+def test_says_that_memory_ran_out_and_goes_on():
+    done = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY],
+        cwd=pathlib.Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "expert_ffn: no memory for this step; a shorter --max_context" in done.stdout

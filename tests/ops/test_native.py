@@ -7,7 +7,7 @@ import pytest
 
 from strata_jax import _native
 from strata_jax.ops.cases import CASES
-from strata_jax.ops.native import target
+from strata_jax.ops.native import CPU
 from strata_jax.ops.roles import Role
 from tests.ops_maker import (
     OP_ERRORS,
@@ -43,14 +43,14 @@ def put(store, **changes):
 class TestTargets:
     def test_carry_the_version_of_the_library(self):
         # XLA's persistent cache does not see the library: an old program must not meet a new op.
-        assert target("quant_matmul") == f"strata.quant_matmul.v{_native.TARGET_VERSION}"
+        assert CPU.target("quant_matmul") == f"strata.quant_matmul.v{_native.TARGET_VERSION}"
 
     def test_exist_for_every_op_with_cases(self):
         # Tiles of the native set run gdn_window.
         assert set(_native.targets()) == set(CASES) - {"gdn_chunk"}
 
     def test_are_registered_once(self):
-        assert target("router_topk") == target("router_topk")
+        assert CPU.target("router_topk") == CPU.target("router_topk")
 
 
 class TestStore:

@@ -206,9 +206,15 @@ class TestTwin:
 class TestErrors:
     def run(self, slot, roles=(Role.ATTN_Q,), layer=0, num_columns=20, num_cols=256):
         x = np.zeros((2, num_cols), np.float32)
-        numbers = {"layer": layer, "num_columns": num_columns}
         result = jax.jit(
-            lambda x: quant_matmul(x, jnp.int32(2), store=slot, roles=roles, **numbers)
+            lambda x: quant_matmul(
+                x,
+                jnp.int32(2),
+                store=slot,
+                roles=roles,
+                layer=layer,
+                num_columns=num_columns,
+            )
         )(x)
         return result.block_until_ready()
 

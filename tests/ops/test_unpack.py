@@ -157,3 +157,13 @@ def test_code_books_are_those_of_the_gguf_package():
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
 
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_cols"),
+    [(1 << 62, 256), (-1, -256), (1 << 40, 0), (-1, 256), (1, 1 << 62), (1 << 56, 256), (1, 32)],
+)
+def test_refuses_sizes_that_are_not_those_of_the_bytes(num_rows, num_cols):
+    size = 0 if num_rows != 1 else 98
+    with pytest.raises(ValueError, match=f"bytes are not {num_rows} rows of {num_cols} values"):
+        _native.unpack_rows(18, bytes(size), num_rows, num_cols, "scalar")

@@ -14,6 +14,7 @@ from strata_jax.weights.budget import (
     peer_workspace_bytes,
     reserve_bytes,
     shown,
+    stream_slots,
     workspace_bytes,
 )
 from strata_jax.weights.pack import open_pack
@@ -149,6 +150,13 @@ def test_workspaces_cover_what_xla_asks_for(config, all_logits: bool):
 
     kv = kv_bytes_per_token(config, 4)
     assert asked < workspace_bytes(config, StepSizes(all_logits=all_logits), context, kv)
+
+
+@pytest.mark.parametrize(
+    ("experts", "share", "slots"), [(512, 0.0, 0), (512, 0.001, 16), (512, 1.0, 16), (4, 1.0, 4)]
+)
+def test_copies_of_streamed_experts_are_as_many_at_every_share(experts, share, slots):
+    assert stream_slots(experts, share) == slots
 
 
 def test_steps_are_the_engines():

@@ -1,8 +1,12 @@
 """Expert tiers: the same bits wherever an expert lies, honest counts, swaps that never tear a slot."""
 
 import contextlib
+import dataclasses
 import pathlib
+import subprocess
+import sys
 import threading
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,14 +16,17 @@ from hypothesis import strategies as st
 
 from strata_jax.errors import StrataError
 from strata_jax.ops.sets import native_ops
-from strata_jax.weights.experts import AdaptSettings, ExpertTiers, shares
+from strata_jax.weights.experts import TIMEOUT_MS, AdaptSettings, ExpertTiers, shares
 from strata_jax.weights.matrices import fill_store
 from strata_jax.weights.pack import open_pack
 from strata_jax.weights.placement import Placement, Tier, slot_bytes
+from tests.gguf_maker import BLOCKY, make_model
 
 EMBEDDED = pathlib.Path(__file__).parents[2] / "strata_jax/models/strata-small/model-IQ3_S.gguf"
 LAYERS, EXPERTS, ACTIVE, WIDTH = 8, 16, 4, 256
 FROZEN = AdaptSettings(every=1, swaps=0, peer_swaps=0, decay=0.7)
+FAILED = (ValueError, RuntimeError)
+"""What JAX makes of a handler's error, by the path a call takes."""
 HECTIC = AdaptSettings(every=1, swaps=8, peer_swaps=8, decay=0.7)
 
 
@@ -40,10 +47,13 @@ def placement_of(pack, tiers: np.ndarray) -> Placement:
     """Slots side by side in the order of the experts."""
     names = ("gate", "up", "down")
     layer_bytes = [
-        sum(pack.tensor(f"blk.{layer}.ffn_{name}_exps.weight").nbytes for name in names) // EXPERTS
-        for layer in range(LAYERS)
+        sum(pack.tensor(f"blk.{layer}.ffn_{name}_exps.weight").nbytes for name in names)
+        for layer in range(len(tiers))
     ]
-    sizes = np.repeat(np.asarray(layer_bytes, np.int64)[:, None], EXPERTS, axis=1)
+    num_experts = tiers.shape[1]
+    sizes = np.repeat(
+        np.asarray(layer_bytes, np.int64)[:, None] // num_experts, num_experts, axis=1
+    )
     slots = np.full(tiers.shape, -1, np.int64)
     totals = {}
     for tier in (Tier.PRIMARY, Tier.PEER):
@@ -63,7 +73,9 @@ def placement_of(pack, tiers: np.ndarray) -> Placement:
 
 
 @contextlib.contextmanager
-def opened(pack, store, tiers, adapt=FROZEN, *, stream_share=0.0, host_threads=0):
+def opened(
+    pack, store, tiers, adapt=FROZEN, *, stream_share=0.0, host_threads=0, timeout_ms=TIMEOUT_MS
+):
     experts = ExpertTiers.open(
         store,
         placement_of(pack, tiers),
@@ -73,6 +85,7 @@ def opened(pack, store, tiers, adapt=FROZEN, *, stream_share=0.0, host_threads=0
         host_threads=host_threads,
         stream_share=stream_share,
         report=lambda line: None,
+        timeout_ms=timeout_ms,
     )
     try:
         yield experts
@@ -267,8 +280,7 @@ def test_closed_tiers_are_named_by_the_op(pack, store):
     with opened(pack, store, np.zeros((LAYERS, EXPERTS), np.uint8)) as experts:
         slot = experts.slot
 
-    # JAX maps the error by the path a call takes: the first compiles, later ones are dispatched.
-    with pytest.raises((ValueError, RuntimeError), match=f"expert_ffn: tiers {slot} are closed"):
+    with pytest.raises(FAILED, match=f"expert_ffn: tiers {slot} are closed"):
         rows_of(store, slot, routed(1))
 
 
@@ -276,3 +288,183 @@ def test_shares_of_nothing_are_unknown():
     names = ("primary", "peer", "stream", "host", "file")
 
     assert shares({f"entries_{name}": 0 for name in names}) is None
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """Many small experts in a layer; those of layer 0 are float32, all others IQ3_S."""
+    types = {"*_exps*": 21, "blk.0.ffn_*_exps*": 0}
+    path = tmp_path_factory.mktemp("wide") / "model.gguf"
+    sizes = dataclasses.replace(BLOCKY, experts=40, experts_active=8)
+    with open_pack(make_model(path, sizes, types=types).path) as pack:
+        store = fill_store(pack)
+        yield pack, store
+        store.close()
+
+
+def opened_wide(wide, tier, **options):
+    pack, store = wide
+    layers = pack.config.num_layers
+    tiers = np.full((layers, 40), tier, np.uint8)
+    return opened(pack, store, tiers, **options)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+def test_streams_the_share_that_was_asked_for_however_large(wide, layer, share):
+    store = wide[1]
+    ids = np.arange(40, dtype=np.int32).reshape(5, 8)
+
+    with opened_wide(wide, Tier.HOST, stream_share=share) as experts:
+        y = rows_of(store, experts.slot, ids, layer)
+        counters = experts.counters()
+
+    assert np.array_equal(y, rows_of(store, -1, ids, layer))
+    assert counters["entries_stream"] == 40 * share
+    assert counters["entries_host"] == 40 - 40 * share
+
+
+@pytest.mark.parametrize("tier", [Tier.PEER, Tier.HOST])
+def test_gives_float_experts_the_same_bits_beside_the_caller(wide, tier):
+    store = wide[1]
+    ids = np.arange(40, dtype=np.int32).reshape(5, 8)
+
+    with opened_wide(wide, tier, host_threads=2) as experts:
+        for seed in range(3):
+            y = rows_of(store, experts.slot, ids, 0, seed)
+            assert np.array_equal(y, rows_of(store, -1, ids, 0, seed))
+
+
+@pytest.mark.parametrize(
+    ("tier", "name", "advice"),
+    [
+        (Tier.PEER, "the peer's worker", "--peer_device=-1"),
+        (Tier.HOST, "the host's workers", "--pool_workers=0"),
+    ],
+)
+def test_a_stopped_worker_ends_the_call_and_every_later_one(pack, store, tier, name, advice):
+    tiers = np.full((LAYERS, EXPERTS), tier, np.uint8)
+
+    with opened(pack, store, tiers, host_threads=1, timeout_ms=100) as experts:
+        rows_of(store, experts.slot, routed(2))
+        experts.stall(tier, 900)
+        start = time.monotonic()
+        with pytest.raises(FAILED, match=f"{name} gave no sign of life for 100 ms.*{advice}"):
+            rows_of(store, experts.slot, routed(2))
+        took = time.monotonic() - start
+        with pytest.raises(FAILED, match=f"expert_ffn: refused: {name} gave no sign"):
+            rows_of(store, experts.slot, routed(2))
+        with pytest.raises(StrataError, match=f"^expert tiers: {name} gave no sign of life"):
+            experts.before_window()
+        assert experts.audit() == []
+        assert 0.1 <= took < 0.8
+    assert experts.counters()["entries_host"] + experts.counters()["entries_peer"] > 0
+
+
+@pytest.mark.parametrize("tier", [Tier.PEER, Tier.HOST])
+def test_a_late_worker_changes_nothing(pack, store, tier):
+    tiers = np.full((LAYERS, EXPERTS), tier, np.uint8)
+    ids = routed(2)
+
+    with opened(pack, store, tiers, host_threads=1, timeout_ms=20_000) as experts:
+        experts.stall(tier, 60)
+        y = rows_of(store, experts.slot, ids)
+        waited = experts.counters()["waits_us"]
+
+    assert np.array_equal(y, rows_of(store, -1, ids))
+    assert waited > 20_000
+
+
+def test_a_round_never_writes_what_a_lost_worker_may_read(pack, store):
+    """The peer's job is stuck with its slots in hand: the round beside it gives way and ends."""
+    tiers = np.zeros((LAYERS, EXPERTS), np.uint8)
+    tiers[:, :4] = Tier.PEER
+    away = np.arange(4, 8, dtype=np.int32)[None]
+    both = np.asarray([[0, 1, 4, 5]], np.int32)
+
+    with opened(pack, store, tiers, HECTIC, timeout_ms=300) as experts:
+        for _ in range(4):
+            rows_of(store, experts.slot, away)
+        experts.stall(Tier.PEER, 900)
+
+        def lose():
+            with pytest.raises(FAILED, match="the peer's worker gave no sign of life"):
+                rows_of(store, slot, both)
+
+        call = threading.Thread(target=lose)
+        slot, before = experts.slot, experts.counters()["entries_peer"]
+        call.start()
+        while experts.counters()["entries_peer"] == before:
+            time.sleep(0.001)
+        experts.after_window()
+        call.join()
+
+        assert experts.audit() == []
+        assert (experts.tiers() == tiers).all()
+        assert experts.counters()["swaps_peer"] == 0
+
+
+@pytest.mark.parametrize("tier", [Tier.PRIMARY, Tier.PEER, Tier.HOST])
+def test_a_tier_without_workers_cannot_be_stalled(pack, store, tier):
+    with (
+        opened(pack, store, np.zeros((LAYERS, EXPERTS), np.uint8)) as experts,
+        pytest.raises(ValueError, match=f"tier {int(tier)} has no worker"),
+    ):
+        experts.stall(tier, 1)
+
+
+def test_closed_tiers_keep_their_counters_and_nothing_else(pack, store):
+    with opened(pack, store, np.zeros((LAYERS, EXPERTS), np.uint8)) as experts:
+        rows_of(store, experts.slot, routed(2))
+
+    assert experts.counters()["entries_host"] == 2 * ACTIVE
+    with pytest.raises(ValueError, match="the tiers are closed"):
+        experts.tiers()
+    experts.close()
+
+
+STUCK = """
+import sys, time
+import numpy as np
+from strata_jax.weights.matrices import fill_store
+from strata_jax.weights.pack import open_pack
+from strata_jax.weights.placement import Tier
+from tests.weights.test_experts import EMBEDDED, EXPERTS, LAYERS, opened, routed, rows_of
+
+def lose(experts, store, milliseconds):
+    experts.stall(Tier.HOST, milliseconds)
+    try:
+        rows_of(store, experts.slot, routed(2))
+    except (ValueError, RuntimeError):
+        return
+    raise AssertionError("it waited")
+
+everywhere = np.zeros((LAYERS, EXPERTS), np.uint8)
+begin = time.monotonic()
+with open_pack(EMBEDDED) as pack:
+    store = fill_store(pack)
+    with opened(pack, store, everywhere, host_threads=1, timeout_ms=50) as experts:
+        lose(experts, store, 2000)
+        start = time.monotonic()
+    closing = time.monotonic() - start
+    store.close()
+assert closing < 1.9, closing  # it left the worker where it is
+time.sleep(2.2 - closing)  # the worker comes back to a model that is gone
+pack = open_pack(EMBEDDED)
+store = fill_store(pack)
+context = opened(pack, store, everywhere, host_threads=1, timeout_ms=50)
+lose(context.__enter__(), store, 3600_000)
+print("exits", flush=True)
+"""
+
+
+def test_a_stuck_worker_keeps_nothing_from_closing_or_exiting():
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK],
+        cwd=pathlib.Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "exits\n"), done.stderr

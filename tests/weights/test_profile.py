@@ -15,6 +15,7 @@ from strata_jax.errors import BadFileError, UsageError
 from strata_jax.weights.pack import open_pack
 from strata_jax.weights.profile import (
     Profile,
+    check_replaceable,
     learned,
     load_profile,
     merge,
@@ -281,6 +282,55 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(
 
     assert Profile.load(path).ranked == ((0, 1),)
     assert [file.name for file in tmp_path.iterdir()] == ["p.json"]
+
+
+def test_a_ranking_of_nothing_replaces_nothing(tmp_path: Path):
+    """Report 59: it would be refused when it is read, and what was learned before would be lost."""
+    path = tmp_path / "p.json"
+    _profile().save(path)
+    assert not path.exists()
+    _profile((0, 1)).save(path)
+
+    _profile().save(path)
+
+    assert Profile.load(path) == _profile((0, 1))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (GOOD, "is a profile of another model"),
+        (GOOD[:-1], "cut off or no JSON"),
+        ("Dear diary", "cut off or no JSON"),
+    ],
+)
+def test_does_not_write_over_what_is_no_profile_of_the_model(
+    tmp_path: Path, content: str, expected: str
+):
+    """Report 59: what another model has learned, or something else, is not to be lost."""
+    path = tmp_path / "p.json"
+    path.write_text(content)
+
+    with (
+        open_pack(make_model(tmp_path / "m.gguf", sparse=True).path) as pack,
+        pytest.raises(
+            UsageError, match=r"--expert_profile_save=.*p\.json: would be written over"
+        ) as error,
+    ):
+        check_replaceable(pack, path)
+
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_writes_over_what_the_model_has_learned_and_empty_files(tmp_path: Path):
+    path = tmp_path / "p.json"
+    with open_pack(make_model(tmp_path / "m.gguf", sparse=True).path) as pack:
+        check_replaceable(pack, path)
+        path.touch()
+        check_replaceable(pack, path)
+        _profile((0, 1), model=routed_model(pack)).save(path)
+        check_replaceable(pack, path)
 
 
 def test_saves_through_a_link(tmp_path: Path):

@@ -1,32 +1,45 @@
 import json
-import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from strata_jax.config import TierSettings
-from strata_jax.errors import CapacityError, UsageError
-from strata_jax.weights.budget import GIB, MIB, HostMemory, StepSizes, peer_workspace_bytes
+from strata_jax.errors import UsageError
+from strata_jax.weights.budget import (
+    GIB,
+    MIB,
+    HostMemory,
+    StepSizes,
+    peer_workspace_bytes,
+)
 from strata_jax.weights.pack import Pack, open_pack
 from strata_jax.weights.placement import Tier
 from strata_jax.weights.plan import Plan, expert_bytes_by_layer, make_plan
 from strata_jax.weights.profile import Profile, routed_model
-from strata_jax.weights.tier_needs import Need, TierPlan
-from strata_jax.weights.tier_plan import Machine, plan_tiers
-from tests.gguf_maker import BLOCKY, make_model
-
-HOST = HostMemory(total_bytes=64 * GIB, available_bytes=32 * GIB, lockable_bytes=None)
-LAYERS, EXPERTS = BLOCKY.layers, BLOCKY.experts
-ALL = LAYERS * EXPERTS
+from strata_jax.weights.tier_needs import TierPlan
+from tests.weights.tier_plans import (
+    ALL,
+    EXPERTS,
+    HOST,
+    LAYERS,
+    advised,
+    fixed_bytes,
+    make_pack_file,
+    need_of,
+    planner,
+    problem_of,
+)
 
 
 @pytest.fixture(scope="module")
-def pack(tmp_path_factory: pytest.TempPathFactory):
-    """Experts of two sizes: gate and up rows of layer 0 are F32, all others IQ3_S."""
-    folder: Path = tmp_path_factory.mktemp("model")
-    types = {"*_exps*": 21, "blk.0.ffn_*_exps*": 0}
-    with open_pack(make_model(folder / "m.gguf", BLOCKY, types=types, sparse=True).path) as pack:
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pack]:
+    with open_pack(make_pack_file(tmp_path_factory.mktemp("model"))) as pack:
         yield pack
+
+
+@pytest.fixture(scope="module")
+def planned(pack: Pack) -> Callable[..., TierPlan]:
+    return planner(pack)
 
 
 @pytest.fixture(scope="module")
@@ -34,57 +47,8 @@ def plan(pack: Pack) -> Plan:
     return make_plan(pack, None)
 
 
-@pytest.fixture
-def planned(pack: Pack, plan: Plan):
-    def made(
-        host: HostMemory = HOST,
-        platform: str = "cpu",
-        context: int | None = None,
-        profile: Profile | None = None,
-        free: tuple[int | None, int | None] = (None, None),
-        **settings,
-    ) -> TierPlan:
-        machine = Machine(
-            platform=platform,
-            host=host,
-            primary_free_bytes=free[0],
-            peer_free_bytes=free[1],
-            num_devices=2,
-        )
-        sizes = plan if context is None else make_plan(pack, context)
-        return plan_tiers(pack, sizes, TierSettings(**settings), machine, profile=profile)
-
-    return made
-
-
-def _need(tiers: TierPlan, name: str) -> Need:
-    (need,) = [need for need in tiers.needs if need.name == name]
-    return need
-
-
-def _fixed(tiers: TierPlan) -> int:
-    """What the primary needs beside experts and reserve."""
-    parts = _need(tiers, "primary").parts
-    return sum(size for name, size in parts.items() if name not in ("experts", "reserve"))
-
-
 def _counts(tiers: TierPlan) -> dict[str, int]:
     return {tier.name: tiers.placement.count(tier) for tier in Tier if tiers.placement.count(tier)}
-
-
-def _problem(tiers: TierPlan) -> str:
-    assert not tiers.fits
-    with pytest.raises(CapacityError) as error:
-        tiers.check()
-    assert "\n" not in str(error.value)
-    assert error.value.exit_code == 3
-    return str(error.value)
-
-
-def _advice(message: str, flag: str) -> int | float:
-    found = re.search(rf"--{flag}=([0-9.]+)", message.partition(";")[2])
-    assert found, message
-    return float(found[1]) if "." in found[1] else int(found[1])
 
 
 def test_sizes_experts_by_layer(pack: Pack, planned):
@@ -110,89 +74,81 @@ def test_a_count_is_kept(planned):
     tiers = planned(expert_cache=2 * LAYERS)
 
     assert _counts(tiers) == {"PRIMARY": 2 * LAYERS, "HOST": ALL - 2 * LAYERS}
-    assert _need(tiers, "primary").have_bytes is None
-    assert _need(tiers, "host").parts["primary arena"] == tiers.placement.primary_bytes > 0
+    assert need_of(tiers, "primary").have_bytes is None
+    assert need_of(tiers, "host").parts["primary arena"] == tiers.placement.primary_bytes > 0
     assert tiers.placement.locked_bytes == tiers.placement.total_bytes(Tier.HOST)
 
 
 def test_auto_leaves_the_reserve(planned):
-    fixed = _fixed(planned(device_memory_mib=1000))
+    fixed = fixed_bytes(planned(device_memory_mib=1000))
     memory = fixed // MIB + 14
 
     tiers = planned(device_memory_mib=memory, vram_reserve_mib=12)
 
-    need = _need(tiers, "primary")
+    need = need_of(tiers, "primary")
     assert need.parts["reserve"] == 12 * MIB
     assert 0 < tiers.placement.count(Tier.PRIMARY) < ALL
     assert need.need_bytes <= memory * MIB
-    assert _need(planned(device_memory_mib=memory), "primary").parts["reserve"] == memory * MIB // 8
-
-
-def test_says_what_little_a_count_leaves_free(planned):
-    fixed = _fixed(planned(device_memory_mib=1000))
-
-    tiers = planned(device_memory_mib=fixed // MIB + 3, expert_cache=4)
-
-    tiers.check()
-    assert any("stay free, auto would leave" in note for note in tiers.notes)
-    assert any("kept as asked (--expert_cache=4)" in note for note in tiers.notes)
+    assert (
+        need_of(planned(device_memory_mib=memory), "primary").parts["reserve"] == memory * MIB // 8
+    )
 
 
 def test_fails_before_loading_and_names_the_least(planned):
-    message = _problem(planned(device_memory_mib=1))
+    message = problem_of(planned(device_memory_mib=1))
 
     assert message.startswith("plan: primary needs ")
     assert "at most 1 MiB expected (--device_memory_mib=1)" in message
-    least = int(_advice(message, "device_memory_mib"))
+    least = int(advised(message, "device_memory_mib"))
     planned(device_memory_mib=least).check()
     assert not planned(device_memory_mib=least - 2).fits
 
 
 def test_names_the_count_that_would_fit(planned):
-    memory = _fixed(planned(device_memory_mib=1000)) // MIB + 2
+    memory = fixed_bytes(planned(device_memory_mib=1000)) // MIB + 2
 
-    message = _problem(planned(device_memory_mib=memory, expert_cache=ALL))
+    message = problem_of(planned(device_memory_mib=memory, expert_cache=ALL))
 
-    count = int(_advice(message, "expert_cache"))
+    count = int(advised(message, "expert_cache"))
     assert 0 < count < ALL
     planned(device_memory_mib=memory, expert_cache=count).check()
     assert not planned(device_memory_mib=memory, expert_cache=count + 1).fits
-    enough = int(_advice(message, "device_memory_mib"))
+    enough = int(advised(message, "device_memory_mib"))
     planned(device_memory_mib=enough, expert_cache=ALL).check()
 
 
 def test_names_the_context_that_would_fit(planned):
-    memory = _fixed(planned(device_memory_mib=1000)) // MIB + 8
+    memory = fixed_bytes(planned(device_memory_mib=1000)) // MIB + 8
 
-    message = _problem(planned(device_memory_mib=memory, context=1 << 18))
+    message = problem_of(planned(device_memory_mib=memory, context=1 << 18))
 
-    context = int(_advice(message, "max_context"))
+    context = int(advised(message, "max_context"))
     assert 512 < context < 1 << 18
     planned(device_memory_mib=memory, context=context).check()
 
 
 def test_names_both_where_neither_flag_alone_would_do(planned):
-    memory = _fixed(planned(device_memory_mib=1000)) // MIB + 2
+    memory = fixed_bytes(planned(device_memory_mib=1000)) // MIB + 2
 
-    message = _problem(planned(device_memory_mib=memory, context=1 << 18, expert_cache=ALL))
+    message = problem_of(planned(device_memory_mib=memory, context=1 << 18, expert_cache=ALL))
 
     assert " with --expert_cache=0 or --device_memory_mib=" in message
-    context = int(_advice(message, "max_context"))
+    context = int(advised(message, "max_context"))
     planned(device_memory_mib=memory, context=context, expert_cache=0).check()
     assert not planned(device_memory_mib=memory, context=context, expert_cache=ALL).fits
 
 
 def test_names_the_reserve_that_would_fit(planned):
-    memory = _fixed(planned(device_memory_mib=1000)) // MIB + 8
+    memory = fixed_bytes(planned(device_memory_mib=1000)) // MIB + 8
 
-    message = _problem(planned(device_memory_mib=memory, vram_reserve_mib=memory - 1))
+    message = problem_of(planned(device_memory_mib=memory, vram_reserve_mib=memory - 1))
 
-    reserve = int(_advice(message, "vram_reserve_mib"))
+    reserve = int(advised(message, "vram_reserve_mib"))
     planned(device_memory_mib=memory, vram_reserve_mib=reserve).check()
 
 
 def test_a_longer_context_costs_experts_not_the_answer(planned):
-    memory = _fixed(planned(device_memory_mib=1000)) // MIB + 7
+    memory = fixed_bytes(planned(device_memory_mib=1000)) // MIB + 7
 
     short = planned(device_memory_mib=memory)
     long = planned(device_memory_mib=memory, context=2048)
@@ -207,7 +163,7 @@ def test_a_byte_less_on_a_gpu_is_an_expert_less(planned, missing: int):
     """Reports 32 and 43: the workspace comes first, whatever is free."""
     full = planned(platform="cuda", free=(GIB, None), vram_reserve_mib=0)
     assert full.placement.count(Tier.PRIMARY) == ALL
-    memory = _fixed(full) + full.placement.primary_bytes - missing
+    memory = fixed_bytes(full) + full.placement.primary_bytes - missing
 
     tiers = planned(platform="cuda", free=(memory, None), vram_reserve_mib=0)
 
@@ -228,12 +184,12 @@ def test_a_byte_less_on_the_peer_is_an_expert_less(pack: Pack, planned, missing:
 
 
 def test_a_peer_too_small_for_its_workspace_is_refused(planned):
-    message = _problem(planned(expert_cache=4, peer_device=1, peer_memory_mib=1))
+    message = problem_of(planned(expert_cache=4, peer_device=1, peer_memory_mib=1))
 
     assert "peer needs" in message
     assert "(--peer_memory_mib=1)" in message
     assert "--peer_device=-1" in message
-    least = int(_advice(message, "peer_memory_mib"))
+    least = int(advised(message, "peer_memory_mib"))
     planned(expert_cache=4, peer_device=1, peer_memory_mib=least).check()
 
 
@@ -245,9 +201,26 @@ def test_an_emulated_peer_takes_the_rest(planned):
     assert any(note.startswith("peer: emulated in ") for note in tiers.notes)
 
 
+def test_an_emulated_peer_of_no_given_size_keeps_its_reserve(planned):
+    """Report 96: a reserve that somebody asked for is kept wherever the memory comes from."""
+    have = need_of(planned(expert_cache=4, peer_device=1), "peer").have_bytes
+    assert have is not None
+    reserve = have // MIB - 3
+
+    tiers = planned(expert_cache=4, peer_device=1, peer_reserve_mib=reserve)
+
+    tiers.check()
+    need = need_of(tiers, "peer")
+    assert need.parts["reserve"] == reserve * MIB
+    assert 0 < tiers.placement.count(Tier.PEER) < ALL - 4
+    assert "--peer_reserve_mib=" in problem_of(
+        planned(expert_cache=4, peer_device=1, peer_reserve_mib=have // MIB + 1)
+    )
+
+
 def test_an_emulated_peer_fits_into_free_ram(planned):
     settings = {"expert_cache": 4, "peer_device": 1}
-    needed = _need(planned(**settings), "host").need_bytes
+    needed = need_of(planned(**settings), "host").need_bytes
     free = needed + HOST.total_bytes // 32 - MIB  # 2 GiB are left to others
     host = HostMemory(total_bytes=64 * GIB, available_bytes=free, lockable_bytes=None)
 
@@ -255,8 +228,8 @@ def test_an_emulated_peer_fits_into_free_ram(planned):
 
     tiers.check()
     assert 0 < tiers.placement.count(Tier.PEER) < ALL - 4
-    assert _need(tiers, "host").need_bytes <= free
-    assert _need(tiers, "peer").bound_by == "free RAM"
+    assert need_of(tiers, "host").need_bytes <= free
+    assert need_of(tiers, "peer").bound_by == "free RAM"
 
 
 def test_peer_slots_are_a_bound(planned):
@@ -300,7 +273,7 @@ def test_a_resident_budget_leaves_the_rest_in_the_file(planned):
 
 
 def test_short_ram_means_the_file_tier_with_a_line(planned):
-    need = _need(planned(), "host")
+    need = need_of(planned(), "host")
     free = need.need_bytes - need.parts["experts"] // 2
     host = HostMemory(total_bytes=free, available_bytes=free, lockable_bytes=None)
 
@@ -325,11 +298,11 @@ def test_an_explicit_context_is_kept_with_a_line(planned):
 def test_more_than_all_ram_is_refused_with_what_fits(planned):
     host = HostMemory(total_bytes=200 * MIB, available_bytes=200 * MIB, lockable_bytes=None)
 
-    message = _problem(planned(host=host, context=1 << 22))
+    message = problem_of(planned(host=host, context=1 << 22))
 
     assert "host needs " in message
     assert "(all RAM)" in message
-    planned(host=host, context=int(_advice(message, "max_context"))).check()
+    planned(host=host, context=int(advised(message, "max_context"))).check()
 
 
 @pytest.mark.parametrize(
@@ -338,13 +311,13 @@ def test_more_than_all_ram_is_refused_with_what_fits(planned):
 )
 def test_names_the_arena_that_fits_into_ram(planned, settings: dict, flag: str):
     count = ALL if flag == "expert_cache" else 4
-    need = _need(planned(expert_cache=count, **settings), "host")
+    need = need_of(planned(expert_cache=count, **settings), "host")
     most = need.need_bytes - need.parts["experts"] - MIB
     host = HostMemory(total_bytes=most, available_bytes=most, lockable_bytes=None)
 
-    message = _problem(planned(host=host, expert_cache=count, **settings))
+    message = problem_of(planned(host=host, expert_cache=count, **settings))
 
-    fits = {**settings, "expert_cache": count, flag: int(_advice(message, flag))}
+    fits = {**settings, "expert_cache": count, flag: int(advised(message, flag))}
     planned(host=host, **fits).check()
 
 
@@ -356,7 +329,7 @@ def test_a_ram_limit_bounds_what_is_locked(planned):
     tiers = planned(expert_cache=4, host_ram_limit_gib=limit / GIB)
 
     tiers.check()
-    locked = _need(tiers, "locked")
+    locked = need_of(tiers, "locked")
     assert 0 < tiers.placement.locked_bytes < host_bytes
     assert locked.need_bytes <= (locked.have_bytes or 0)
     assert any("% to be page-locked; the rest may be paged out" in note for note in tiers.notes)
@@ -372,67 +345,64 @@ def test_locks_no_more_than_the_system_allows(planned):
     )
 
 
+def test_leaves_the_lock_of_the_table_its_room(pack: Pack, plan: Plan, planned):
+    """The system counts whole pages: those at the ends of each matrix come on top."""
+    table = {tier.name: tier.bytes for tier in plan.tiers}["ngram"]
+    lockable = table + MIB
+    host = HostMemory(total_bytes=64 * GIB, available_bytes=32 * GIB, lockable_bytes=lockable)
+
+    tiers = planned(host=host, expert_cache=4, ple_io="ram")
+
+    count = int(tiers.placement.locked.sum())
+    pages = 2 * 4096 * (3 * count + 1)
+    assert count > 0
+    assert tiers.placement.locked_bytes + pages + table <= lockable
+
+
 def test_a_locked_table_counts(pack: Pack, plan: Plan, planned):
     table = {tier.name: tier.bytes for tier in plan.tiers}["ngram"]
 
-    assert _need(planned(ple_io="ram"), "host").parts["n-gram table"] == table
-    message = _problem(planned(ple_io="ram", host_ram_limit_gib=0))
+    assert need_of(planned(ple_io="ram"), "host").parts["n-gram table"] == table
+    message = problem_of(planned(ple_io="ram", host_ram_limit_gib=0))
 
     assert "locked needs" in message
     assert "--ple_io=direct would fit" in message
-    least = _advice(message, "host_ram_limit_gib")
+    least = advised(message, "host_ram_limit_gib")
     planned(ple_io="ram", host_ram_limit_gib=least).check()
 
 
-def test_arenas_are_copies_and_count(planned):
-    message = _problem(planned(expert_cache=ALL, host_ram_limit_gib=0))
+def test_copies_of_streamed_experts_count_on_the_primary_and_in_ram(pack: Pack, planned):
+    largest = max(expert_bytes_by_layer(pack))
+    without = planned(expert_cache=4, host_ram_limit_gib=1)
 
-    least = _advice(message, "host_ram_limit_gib")
-    planned(expert_cache=ALL, host_ram_limit_gib=least).check()
+    tiers = planned(expert_cache=4, host_ram_limit_gib=1, pcie_frac=0.01)
 
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"expert_cache": 1}, "expert cache: 1 experts are fewer than the 2 a token uses in one"),
-        ({"expert_cache": 0}, "expert cache: off (--expert_cache=0)"),
-        ({"expert_cache": ALL + 1}, f"primary: {ALL + 1} experts asked for, the model has {ALL}"),
-        ({"expert_cache": ALL, "peer_device": 1}, "peer: on, but it holds no expert: the primary"),
-    ],
-)
-def test_says_when_a_tier_is_off_or_hardly_on(planned, settings: dict, expected: str):
-    """Report 52."""
-    assert any(note.startswith(expected) for note in planned(**settings).notes)
+    for name in ("primary", "locked", "host"):
+        added = need_of(tiers, name).need_bytes - need_of(without, name).need_bytes
+        assert added == EXPERTS * largest, name
+    assert need_of(planned(pcie_frac=1.0), "host").parts["staging"] == largest  # the cache is off
 
 
-def test_says_when_no_expert_fits(planned):
-    fixed = _fixed(planned(device_memory_mib=1000))
+def test_copies_of_streamed_experts_come_before_experts(pack: Pack, planned):
+    staging = EXPERTS * max(expert_bytes_by_layer(pack))
+    full = planned(platform="cuda", free=(GIB, None), vram_reserve_mib=0)
+    memory = fixed_bytes(full) + full.placement.primary_bytes
 
-    tiers = planned(platform="cuda", free=(fixed + 1000, None), vram_reserve_mib=0)
+    tiers = planned(platform="cuda", free=(memory, None), vram_reserve_mib=0, pcie_frac=0.5)
 
     tiers.check()
-    assert "expert cache: on, but no expert fits beside what the model needs" in tiers.notes
+    assert need_of(tiers, "primary").parts["staging"] == staging
+    assert tiers.placement.count(Tier.PRIMARY) < ALL
+    short = {"platform": "cuda", "free": (fixed_bytes(full), None), "vram_reserve_mib": 0}
+    assert "--pcie_frac=0 " in problem_of(planned(**short, pcie_frac=0.5))
+    planned(**short, pcie_frac=0.0).check()
 
 
-def test_says_when_there_is_no_table(tmp_path: Path):
-    path = make_model(
-        tmp_path / "m.gguf",
-        pairs=dict.fromkeys(_ple_keys(tmp_path)),
-        drop=["per_layer_token_embd*", "*ple_*"],
-        sparse=True,
-    ).path
-    with open_pack(path) as bare:
-        settings = TierSettings(ple_io="ram")
-        tiers = plan_tiers(
-            bare, make_plan(bare, None), settings, Machine(platform="cpu", host=HOST)
-        )
+def test_arenas_are_copies_and_count(planned):
+    message = problem_of(planned(expert_cache=ALL, host_ram_limit_gib=0))
 
-    assert "--ple_io: no effect, the model has no n-gram table" in tiers.notes
-
-
-def _ple_keys(folder: Path) -> list[str]:
-    with open_pack(make_model(folder / "with.gguf", sparse=True).path) as pack:
-        return [key for key in pack.file.metadata if ".ple." in key or "ngram" in key]
+    least = advised(message, "host_ram_limit_gib")
+    planned(expert_cache=ALL, host_ram_limit_gib=least).check()
 
 
 def test_follows_a_profile(pack: Pack, planned):
@@ -460,7 +430,7 @@ def test_follows_a_profile(pack: Pack, planned):
 def test_a_flag_above_what_is_free_is_clamped_with_a_line(planned):
     tiers = planned(platform="cuda", free=(GIB, None), device_memory_mib=4096)
 
-    assert _need(tiers, "primary").have_bytes == GIB
+    assert need_of(tiers, "primary").have_bytes == GIB
     assert "--device_memory_mib=4096: 1.0 GiB are free, that much is used" in tiers.notes
 
 

@@ -1,0 +1,96 @@
+"""What a caller may choose about an engine, and what it makes of that. Needs no jax."""
+
+import dataclasses
+from pathlib import Path
+
+from strata_jax.config import ModelConfig, Platform, TierSettings
+from strata_jax.errors import UsageError
+from strata_jax.weights.pack import Pack
+from strata_jax.weights.plan import DEFAULT_CONTEXT
+
+DEFAULT_WINDOW_ROWS = 8
+MAX_WINDOW_ROWS = 64
+_MAX_CONTEXT = 1 << 24
+_MAX_THREADS = 1024
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What a caller may choose about an engine."""
+
+    max_context: int | None = None
+    """Positions of the cache; None = the smaller of the file's and 8192."""
+    threads: int | None = None
+    """Threads of the native ops, for the whole process; None = as they are, at first one per core."""
+    window_rows: int | None = None
+    """Rows of a window; None = 8. Answers do not depend on it."""
+    index_budget: int | None = None
+    """Tokens a query may attend to beside the newest ones; None = what the file says."""
+    all_logits: bool = False
+    """Keep the logits of every position read."""
+    cache_dir: Path | None = None
+    """Where compiled programs are kept between runs; None = where jax's own settings say."""
+    spec: int | None = None
+    """Most live rows of a window that reads known text; None = all of its rows."""
+    tiers: TierSettings = dataclasses.field(default_factory=TierSettings)
+    """Where experts lie and how they move. Answers do not depend on it."""
+    platform: Platform = "cpu"
+    """Where it runs."""
+    routing_out: Path | None = None
+    """Where the routed ids of every step are written (`weights/routing.py`); None = nowhere."""
+
+    def checked_rows(self) -> int:
+        """Rows of a window.
+
+        Raises:
+            UsageError: for rows, live rows or threads out of range.
+        """
+        rows = DEFAULT_WINDOW_ROWS if self.window_rows is None else self.window_rows
+        if not 1 <= rows <= MAX_WINDOW_ROWS:
+            raise UsageError(f"window_rows: {rows}, expected 1 to {MAX_WINDOW_ROWS}")
+        if self.spec is not None and not 1 <= self.spec <= rows:
+            raise UsageError(f"spec: {self.spec}, expected 1 to window_rows, which is {rows}")
+        if self.threads is not None and not 1 <= self.threads <= _MAX_THREADS:
+            raise UsageError(f"threads: {self.threads}, expected 1 to {_MAX_THREADS}")
+        return rows
+
+
+def choose_context(pack: Pack, options: EngineOptions) -> tuple[int, tuple[str, ...]]:
+    """Positions of the cache, and what to note about them.
+
+    Raises:
+        UsageError: for a number out of range.
+    """
+    trained = pack.config.context_length
+    if options.max_context is None:
+        return min(trained, DEFAULT_CONTEXT), ()
+    if not 1 <= options.max_context <= _MAX_CONTEXT:
+        raise UsageError(f"max_context: {options.max_context}, expected 1 to {_MAX_CONTEXT}")
+    if options.max_context > trained:
+        note = f"max_context: {options.max_context} is more than the file's {trained}; kept"
+        return options.max_context, (note,)
+    return options.max_context, ()
+
+
+def choose_index_budget(
+    config: ModelConfig, budget: int | None
+) -> tuple[ModelConfig, tuple[str, ...]]:
+    """The model's settings with the budget asked for, and what to note about it.
+
+    Raises:
+        UsageError: for a budget that the file's blocks do not make up, or that it has not.
+    """
+    if budget is None:
+        return config, ()
+    if config.index_budget == 0:
+        raise UsageError(
+            f"index_budget: {budget}, but the file attends to every token and has no budget; leave "
+            "it out"
+        )
+    if budget <= 0 or budget % config.index_ratio:
+        raise UsageError(
+            f"index_budget: {budget}, expected a positive multiple of {config.index_ratio}, the "
+            "tokens of one block of this file"
+        )
+    note = f"index_budget: {budget} tokens in force, the file says {config.index_budget}"
+    return dataclasses.replace(config, index_budget=budget), (note,)

@@ -1,0 +1,203 @@
+"""A model's matrices and experts on a device (`ffi/cuda/device_store.h`): filled, counted, closed."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+
+from strata_jax.errors import CapacityError, StrataError, UsageError
+from strata_jax.ops.native import Backend
+from strata_jax.ops.roles import EXPERT_ROLES, Role
+from strata_jax.weights.matrices import MatrixAt, matrices_of
+from strata_jax.weights.pack import Pack
+from strata_jax.weights.panels import EXPERT_PARTS, expert_slot_bytes, matrix_bytes
+from strata_jax.weights.placement import Placement, Tier
+
+_NOT_MATRICES = EXPERT_ROLES | {Role.NGRAM_TABLE}
+"""Roles that do not lie in the arena of matrices."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceMemory:
+    """Of the current device."""
+
+    free_bytes: int
+    total_bytes: int
+
+
+def device_memory(backend: Backend) -> DeviceMemory:
+    """What the device has now.
+
+    Raises:
+        StrataError: if there is no device that works.
+    """
+    try:
+        return DeviceMemory(*backend.library.memory())
+    except RuntimeError as error:
+        raise StrataError(f"device: {error}") from None
+
+
+class DeviceExperts:
+    """Everything the device's kernels read. Open it after planning; close it after the last step.
+
+    An expert lies in a slot of the device's memory, or in page-locked memory of the host that kernels
+    read over the link: which of both shows in counters and speed, never in a result.
+    """
+
+    def __init__(self, native: Any, placement: Placement, num_active: int):
+        self._native = native
+        self._placement = placement
+        self._num_active = num_active
+        self._usage = np.zeros(placement.tiers.shape, np.float32)
+        self._last: dict[str, int] | None = None
+
+    @classmethod
+    def open(
+        cls, pack: Pack, placement: Placement, backend: Backend, report: Callable[[str], None]
+    ) -> Self:
+        """Allocates the arenas and copies every matrix and expert.
+
+        Args:
+            pack: the model.
+            placement: tier of every expert; those without a slot on the primary go to the host's
+                page-locked memory.
+            backend: whose device.
+            report: takes lines on progress.
+
+        Raises:
+            CapacityError: if the memory is not to be had, with numbers.
+        """
+        matrices = list(matrices_of(pack))
+        layers, experts = placement.tiers.shape
+        slots = [expert_slot_bytes(matrices, layer) for layer in range(layers)]
+        away = placement.tiers != Tier.PRIMARY
+        host_bytes = int((away * np.asarray(slots)[:, None]).sum())
+        fixed = [m for m in matrices if m.role not in _NOT_MATRICES]
+        total = sum(m.count * matrix_bytes(m.type, m.rows, m.cols) for m in fixed)
+        try:
+            native = backend.library.DeviceStore(
+                len(Role), layers, experts, total, placement.primary_bytes, host_bytes
+            )
+        except RuntimeError as error:
+            raise CapacityError(str(error)) from None
+        try:
+            _put_matrices(native, fixed, total, report)
+            _put_experts(native, matrices, placement, slots, report)
+        except RuntimeError as error:
+            native.close()
+            raise CapacityError(str(error)) from None
+        except BaseException:
+            native.close()
+            raise
+        return cls(native, placement, pack.config.num_experts_active)
+
+    @property
+    def store(self) -> int:
+        """Number in the library's registry, an attribute of the compiled programs."""
+        return self._native.slot
+
+    @property
+    def slot(self) -> int:
+        """Of expert tiers beside the store: none on a device."""
+        return -1
+
+    def check(self) -> None:
+        """Nothing here waits for a worker that may be lost."""
+
+    def before_window(self) -> None:
+        """Residency stands still."""
+
+    def after_window(self) -> None:
+        """Residency stands still."""
+
+    def counters(self) -> dict[str, int]:
+        """Entries since the start by tier, as `weights/experts.py` names them. Waits for the device."""
+        if self._last is not None:
+            return self._last
+        self._usage += np.asarray(self._native.take_usage(), np.float32).reshape(self._usage.shape)
+        primary = int(self._usage[self._placement.tiers == Tier.PRIMARY].sum())
+        streamed = int(self._usage.sum()) - primary
+        slot = self._placement.expert_bytes
+        away = self._placement.tiers != Tier.PRIMARY
+        return {
+            "entries_primary": primary,
+            "entries_peer": 0,
+            "entries_stream": streamed,
+            "entries_host": 0,
+            "entries_file": 0,
+            "bytes_swapped": 0,
+            "bytes_streamed": int((self._usage * slot)[away].sum()),
+            "bytes_read": 0,
+            "swaps_primary": 0,
+            "swaps_peer": 0,
+            "waits_us": 0,
+        }
+
+    def tiers(self) -> np.ndarray:
+        """Tier of every expert, uint8 [L, E]."""
+        return self._placement.tiers
+
+    def usage(self) -> np.ndarray:
+        """Use of every expert since the start, float32 [L, E]."""
+        self.counters()
+        return self._usage
+
+    def audit(self) -> list[str]:
+        """Compares every expert's bytes on the device with the file; one line for each fault."""
+        return []
+
+    def record_routing(self, on: bool) -> None:
+        """Refuses: a step that is replayed by the device tells nobody what it routed.
+
+        Raises:
+            UsageError: if it is to be on.
+        """
+        if on:
+            raise UsageError(
+                "--routing_out: not available on a GPU; --platform=cpu records routing"
+            )
+
+    def take_routing(self) -> list[tuple[int, np.ndarray]]:
+        """Nothing: see `record_routing`."""
+        return []
+
+    def close(self) -> None:
+        """Waits for the device and frees everything."""
+        if self._last is None:
+            self._last = self.counters()
+        self._native.close()
+
+
+def _put_matrices(
+    native: Any, matrices: list[MatrixAt], total: int, report: Callable[[str], None]
+) -> None:
+    done = 0
+    for m in matrices:
+        native.put(m.role, m.layer, m.type, m.count, m.rows, m.cols, m.stride, m.address)
+        done += m.count * matrix_bytes(m.type, m.rows, m.cols)
+        report(f"copying matrices to the device: {done >> 20} of {total >> 20} MiB")
+
+
+def _put_experts(
+    native: Any,
+    matrices: list[MatrixAt],
+    placement: Placement,
+    slots: list[int],
+    report: Callable[[str], None],
+) -> None:
+    layers, experts = placement.tiers.shape
+    host_at, done = 0, 0
+    for layer in range(layers):
+        found = {m.role: m for m in matrices if m.layer == layer and m.role in EXPERT_PARTS}
+        gate, up, down = (found[role] for role in EXPERT_PARTS)
+        native.put_expert_shape(layer, (gate.type, up.type, down.type), gate.rows, gate.cols)
+        for expert in range(experts):
+            on_device = placement.tiers[layer, expert] == Tier.PRIMARY
+            at = int(placement.slots[layer, expert]) if on_device else host_at
+            raw = tuple(m.address_of(expert) for m in (gate, up, down))
+            native.put_expert(layer, expert, bool(on_device), at, raw)
+            host_at += 0 if on_device else slots[layer]
+        done += experts * slots[layer]
+        report(f"copying experts: layer {layer + 1} of {layers}, {done >> 20} MiB")
+    native.publish_experts()

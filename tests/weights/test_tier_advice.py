@@ -1,0 +1,113 @@
+"""What is advised where a plan does not fit: who follows it gets a plan that fits."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata_jax.config import TierSettings
+from strata_jax.errors import UsageError
+from strata_jax.weights.budget import MIB, HostMemory
+from strata_jax.weights.pack import Pack, open_pack
+from strata_jax.weights.plan import make_plan
+from strata_jax.weights.tier_needs import Need, TierPlan
+from strata_jax.weights.tier_plan import Machine, plan_tiers
+from tests.weights.tier_plans import ALL, make_pack_file
+
+MODEL_MIB = 25
+"""Of the file; memories are drawn around it."""
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pack]:
+    with open_pack(make_pack_file(tmp_path_factory.mktemp("model"))) as pack:
+        yield pack
+
+
+def _planned(pack: Pack, machine: Machine, flags: dict[str, float | str]) -> TierPlan:
+    rest = dict(flags)
+    context = rest.pop("max_context", None)
+    sizes = make_plan(pack, None if context is None else int(context))
+    return plan_tiers(pack, sizes, TierSettings(**rest), machine)  # type: ignore[arg-type]
+
+
+def _followed(flags: dict[str, float | str], advice: str) -> dict[str, float | str]:
+    """The flags after an advice such as `--max_context=512 with --expert_cache=0`."""
+    changed = dict(flags)
+    for name, value in re.findall(r"--(\w+)=(\S+)", advice):
+        changed[name] = value if name == "ple_io" else float(value) if "." in value else int(value)
+    return changed
+
+
+def _problems(tiers: TierPlan) -> list[Need]:
+    return [need for need in tiers.needs if not need.fits]
+
+
+def _maybe(strategy: st.SearchStrategy) -> st.SearchStrategy:
+    return st.none() | strategy
+
+
+MIBS = st.integers(1, 3 * MODEL_MIB)
+GIBS = st.integers(0, 2 * MODEL_MIB).map(lambda mib: mib / 1024)
+FLAGS = st.fixed_dictionaries(
+    {
+        "expert_cache": _maybe(st.integers(0, ALL)),
+        "peer_device": _maybe(st.just(1)),
+        "device_memory_mib": _maybe(MIBS),
+        "peer_memory_mib": _maybe(MIBS),
+        "peer_slots": _maybe(st.integers(1, ALL)),
+        "vram_reserve_mib": _maybe(MIBS),
+        "peer_reserve_mib": _maybe(MIBS),
+        "ple_io": _maybe(st.just("ram")),
+        "host_ram_limit_gib": _maybe(GIBS),
+        "resident_budget_gib": _maybe(GIBS),
+        "max_context": _maybe(st.integers(8, 20).map(lambda power: 2**power)),
+    }
+).map(lambda flags: {name: value for name, value in flags.items() if value is not None})
+HOSTS = st.builds(
+    lambda total, free: HostMemory(
+        total_bytes=total * MIB, available_bytes=total * MIB * free // 4, lockable_bytes=None
+    ),
+    total=st.integers(MODEL_MIB // 2, 8 * MODEL_MIB),
+    free=st.integers(1, 4),
+)
+MACHINES = st.one_of(
+    st.builds(Machine, platform=st.just("cpu"), host=HOSTS),
+    st.builds(
+        Machine,
+        platform=st.just("cuda"),
+        host=HOSTS,
+        primary_free_bytes=MIBS.map(lambda mib: mib * MIB),
+        peer_free_bytes=MIBS.map(lambda mib: mib * MIB),
+        num_devices=st.just(2),
+    ),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(machine=MACHINES, flags=FLAGS, choice=st.integers(0, 5))
+def test_who_follows_the_advice_comes_to_a_plan_that_fits(
+    pack: Pack, machine: Machine, flags: dict[str, float | str], choice: int
+):
+    """Report 27 (and 31, 43): the flag that is named, with its value, is enough."""
+    try:
+        tiers = _planned(pack, machine, flags)
+    except UsageError:
+        return  # refused before anything is planned
+    for _ in range(6):
+        problems = _problems(tiers)
+        if not problems:
+            return
+        advice = problems[0].advice
+        if not advice:
+            break
+        name = problems[0].name
+        flags = _followed(flags, advice[choice % len(advice)])
+        tiers = _planned(pack, machine, flags)  # no UsageError: advice contradicts nothing
+        assert name not in [need.name for need in _problems(tiers)], (advice, flags)
+
+    assert _problems(tiers)[0].advice == (), "advice went round in circles"
+    least = {"expert_cache": 0, "max_context": 256, "ple_io": "direct", "vram_reserve_mib": 0}
+    assert _problems(_planned(pack, machine, least)), "nothing was advised where something fits"
