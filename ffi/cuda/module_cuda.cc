@@ -1,10 +1,10 @@
-// The CUDA library: so far it only looks at devices. It is loaded where one is wanted, never by
-// _native.
+// The CUDA library. It is loaded where a device is wanted, never by _native.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "cuda/devices.h"
+#include "cuda/module_device.h"
 
 namespace strata {
 namespace {
@@ -56,6 +56,7 @@ PYBIND11_MODULE(_native_cuda, module) {
   module.def("machine", &Machine,
              "Versions, devices and what keeps each from being used; see _native_cuda.pyi.");
   module.def("built_archs", &BuiltArchs, "Architectures this build has code for.");
+  BindDevice(module);
 }
 
 }  // namespace strata

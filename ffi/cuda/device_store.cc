@@ -1,0 +1,235 @@
+#include "cuda/device_store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <shared_mutex>
+#include <stdexcept>
+#include <thread>
+
+#include "cuda/panels.h"
+
+namespace strata {
+namespace {
+
+constexpr int64_t kStagingBytes = 64 << 20;
+
+struct Registry {
+  std::shared_mutex mutex;
+  std::vector<std::shared_ptr<DeviceStore>> slots;
+};
+
+Registry& TheRegistry() {
+  static auto* registry = new Registry();
+  return *registry;
+}
+
+std::string Failed(const char* what, int64_t bytes, cudaError_t error) {
+  size_t free_bytes = 0, total = 0;
+  cudaMemGetInfo(&free_bytes, &total);
+  return std::string("device_store: ") + what + " of " + std::to_string(bytes >> 20) +
+         " MiB failed (" + cudaGetErrorString(error) + "); the device has " +
+         std::to_string(free_bytes >> 20) + " of " + std::to_string(total >> 20) + " MiB free";
+}
+
+int64_t Aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+}  // namespace
+
+DeviceMatrix ShapeOf(const TypeInfo* type, int64_t count, int64_t rows, int64_t cols) {
+  const PanelShape shape = ShapeOfPanels(*type, rows, cols);
+  DeviceMatrix m;
+  m.type = type;
+  m.count = count;
+  m.rows = rows;
+  m.cols = cols;
+  m.unit_bytes = shape.unit_bytes;
+  m.panel_bytes = shape.panel_bytes;
+  m.bytes_each = shape.matrix_bytes;
+  return m;
+}
+
+DeviceStore::DeviceStore(int64_t num_roles, int64_t num_layers, int64_t num_experts,
+                         int64_t matrix_bytes, int64_t expert_bytes, int64_t host_expert_bytes)
+    : num_layers_(num_layers),
+      num_experts_(num_experts),
+      matrices_(num_roles * num_layers),
+      shapes_(num_layers),
+      matrix_bytes_(matrix_bytes),
+      expert_bytes_(expert_bytes),
+      host_bytes_(host_expert_bytes),
+      packers_(std::make_unique<ThreadPool>(
+          static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u)))),
+      table_(num_layers * num_experts) {
+  const auto take = [&](const char* what, int64_t bytes, auto allocate) {
+    const cudaError_t error = bytes == 0 ? cudaSuccess : allocate();
+    if (error == cudaSuccess) return;
+    const std::string text = Failed(what, bytes, error);
+    Release();
+    throw std::runtime_error(text);
+  };
+  const int64_t pairs = num_layers * num_experts;
+  take("the matrices' arena", matrix_bytes,
+       [&] { return cudaMalloc(&matrix_arena_, matrix_bytes); });
+  take("the experts' arena", expert_bytes,
+       [&] { return cudaMalloc(&expert_arena_, expert_bytes); });
+  take("the experts' page-locked memory", host_expert_bytes, [&] {
+    return cudaHostAlloc(reinterpret_cast<void**>(&host_arena_), host_expert_bytes,
+                         cudaHostAllocMapped | cudaHostAllocPortable);
+  });
+  take("page-locked staging", kStagingBytes, [&] {
+    return cudaHostAlloc(reinterpret_cast<void**>(&staging_), kStagingBytes, cudaHostAllocDefault);
+  });
+  take("the table of experts", pairs * 8, [&] { return cudaMalloc(&experts_, pairs * 8); });
+  take("usage counts", pairs * 4, [&] { return cudaMalloc(&usage_, pairs * 4); });
+  if (pairs > 0) {
+    take("usage counts", pairs * 4, [&] { return cudaMemset(usage_, 0, pairs * 4); });
+  }
+}
+
+DeviceStore::~DeviceStore() { Release(); }
+
+void DeviceStore::Release() {
+  // A step may still be in flight.
+  cudaDeviceSynchronize();
+  for (void* memory : {static_cast<void*>(matrix_arena_), static_cast<void*>(expert_arena_),
+                       static_cast<void*>(experts_), static_cast<void*>(usage_)}) {
+    cudaFree(memory);
+  }
+  cudaFreeHost(host_arena_);
+  cudaFreeHost(staging_);
+}
+
+std::string DeviceStore::CopyPanels(const DeviceMatrix& shape, int64_t stride, const uint8_t* raw,
+                                    uint8_t* to) {
+  const int64_t row_bytes = shape.cols / shape.type->block_values * shape.type->block_bytes;
+  const PanelShape panels = ShapeOfPanels(*shape.type, shape.rows, shape.cols);
+  const int64_t at_once = kStagingBytes / shape.panel_bytes;
+  if (at_once == 0)
+    return "device_store: a row of " + std::to_string(row_bytes) + " bytes is too long";
+  for (int64_t index = 0; index < shape.count; ++index) {
+    const uint8_t* matrix = raw + index * stride * row_bytes;
+    for (int64_t first = 0; first < shape.panels(); first += at_once) {
+      const int64_t count = std::min(at_once, shape.panels() - first);
+      // A few panels for each job: a job of one would cost more to hand out than to do.
+      constexpr int64_t kJob = 8;
+      packers_->Run((count + kJob - 1) / kJob, [&](int64_t job) {
+        const int64_t begin = job * kJob;
+        PackPanels(*shape.type, panels, matrix, first + begin, std::min(kJob, count - begin),
+                   staging_ + begin * shape.panel_bytes);
+      });
+      const int64_t bytes = count * shape.panel_bytes;
+      const cudaError_t copied =
+          cudaMemcpy(to + index * shape.bytes_each + first * shape.panel_bytes, staging_, bytes,
+                     cudaMemcpyDefault);
+      if (copied != cudaSuccess) return Failed("a copy", bytes, copied);
+    }
+  }
+  return "";
+}
+
+std::string DeviceStore::Put(int64_t role, int64_t layer, const DeviceMatrix& shape, int64_t stride,
+                             const uint8_t* raw) {
+  const int64_t num_roles = static_cast<int64_t>(matrices_.size()) / num_layers_;
+  if (role < 0 || role >= num_roles || layer < 0 || layer >= num_layers_) {
+    return "device_store: role " + std::to_string(role) + ", layer " + std::to_string(layer) +
+           " outside [0, " + std::to_string(num_roles) + ") x [0, " + std::to_string(num_layers_) +
+           ")";
+  }
+  const int64_t bytes = Aligned(shape.count * shape.bytes_each);
+  if (matrix_used_ + bytes > matrix_bytes_) {
+    return "device_store: " + std::to_string(bytes) + " bytes more than the " +
+           std::to_string(matrix_bytes_) + " planned for matrices";
+  }
+  DeviceMatrix& matrix = matrices_[role * num_layers_ + layer];
+  matrix = shape;
+  matrix.bytes = matrix_arena_ + matrix_used_;
+  matrix_used_ += bytes;
+  return CopyPanels(shape, stride, raw, const_cast<uint8_t*>(matrix.bytes));
+}
+
+const DeviceMatrix* DeviceStore::Get(int64_t role, int64_t layer) const {
+  if (layer < 0 || layer >= num_layers_ || role < 0 ||
+      role * num_layers_ >= static_cast<int64_t>(matrices_.size())) {
+    return nullptr;
+  }
+  const DeviceMatrix& matrix = matrices_[role * num_layers_ + layer];
+  return matrix.bytes == nullptr ? nullptr : &matrix;
+}
+
+std::string DeviceStore::PutExpertShape(int64_t layer, const ExpertShape& shape) {
+  if (layer < 0 || layer >= num_layers_) return "device_store: no layer " + std::to_string(layer);
+  shapes_[layer] = shape;
+  return "";
+}
+
+const ExpertShape* DeviceStore::GetExpertShape(int64_t layer) const {
+  if (layer < 0 || layer >= num_layers_ || shapes_[layer].bytes == 0) return nullptr;
+  return &shapes_[layer];
+}
+
+std::string DeviceStore::PutExpert(int64_t layer, int64_t expert, bool on_device, int64_t offset,
+                                   const uint8_t* gate, const uint8_t* up, const uint8_t* down) {
+  const ExpertShape* shape = GetExpertShape(layer);
+  if (shape == nullptr || expert < 0 || expert >= num_experts_) {
+    return "device_store: no expert " + std::to_string(expert) + " in layer " +
+           std::to_string(layer);
+  }
+  const int64_t room = on_device ? expert_bytes_ : host_bytes_;
+  if (offset < 0 || offset % 256 != 0 || offset + shape->bytes > room) {
+    return "device_store: an expert of " + std::to_string(shape->bytes) + " bytes at " +
+           std::to_string(offset) + " of " + std::to_string(room);
+  }
+  // Memory of the host is written through the same staging: the copy goes either way.
+  uint8_t* to = (on_device ? expert_arena_ : host_arena_) + offset;
+  std::string error = CopyPanels(shape->gate, shape->gate.rows, gate, to);
+  if (error.empty()) error = CopyPanels(shape->up, shape->up.rows, up, to + shape->up_at);
+  if (error.empty()) error = CopyPanels(shape->down, shape->down.rows, down, to + shape->down_at);
+  if (!error.empty()) return error;
+  table_[layer * num_experts_ + expert] = to;
+  return "";
+}
+
+std::string DeviceStore::PublishExperts() {
+  const cudaError_t copied =
+      cudaMemcpy(experts_, table_.data(), table_.size() * sizeof(void*), cudaMemcpyHostToDevice);
+  return copied == cudaSuccess ? "" : Failed("a copy", table_.size() * 8, copied);
+}
+
+std::vector<uint32_t> DeviceStore::TakeUsage() {
+  std::vector<uint32_t> usage(table_.size());
+  cudaDeviceSynchronize();
+  cudaMemcpy(usage.data(), usage_, usage.size() * 4, cudaMemcpyDeviceToHost);
+  cudaMemset(usage_, 0, usage.size() * 4);
+  return usage;
+}
+
+int64_t AddDeviceStore(std::shared_ptr<DeviceStore> store) {
+  Registry& registry = TheRegistry();
+  std::unique_lock lock(registry.mutex);
+  for (size_t i = 0; i < registry.slots.size(); ++i) {
+    if (registry.slots[i] == nullptr) {
+      registry.slots[i] = std::move(store);
+      return static_cast<int64_t>(i);
+    }
+  }
+  registry.slots.push_back(std::move(store));
+  return static_cast<int64_t>(registry.slots.size()) - 1;
+}
+
+void RemoveDeviceStore(int64_t slot) {
+  Registry& registry = TheRegistry();
+  std::unique_lock lock(registry.mutex);
+  if (slot >= 0 && slot < static_cast<int64_t>(registry.slots.size())) {
+    registry.slots[slot] = nullptr;
+  }
+}
+
+std::shared_ptr<DeviceStore> FindDeviceStore(int64_t slot) {
+  Registry& registry = TheRegistry();
+  std::shared_lock lock(registry.mutex);
+  if (slot < 0 || slot >= static_cast<int64_t>(registry.slots.size())) return nullptr;
+  return registry.slots[slot];
+}
+
+}  // namespace strata

@@ -1,0 +1,104 @@
+// Matrices in the primary's memory, as panels, by role and layer; and where every expert's lie.
+//
+// Memory: one arena for matrices and one for experts, allocated once, never moved: captured graphs
+// hold addresses. Experts that are not on the device lie in a second, page-locked arena of the host
+// that the device reads over its link. `experts` is a table in device memory, one address for each
+// (layer, expert), which kernels read at run time; changing it between steps moves an expert
+// without touching a program or a graph.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/gguf_types.h"
+#include "common/thread_pool.h"
+#include "cuda/launch.h"
+
+namespace strata {
+
+// `count` matrices [rows, cols] of `bytes_each` bytes as panels of 32 rows (panels.h).
+struct DeviceMatrix {
+  const uint8_t* bytes = nullptr;  // device
+  const TypeInfo* type = nullptr;
+  int64_t count = 0;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t unit_bytes = 0;  // of a full segment of 256 values in 32 rows
+  int64_t panel_bytes = 0;
+  int64_t bytes_each = 0;
+
+  int64_t panels() const { return (rows + 31) / 32; }
+  int64_t segments() const { return (cols + 255) / 256; }
+  bool quantised() const { return type->form != Form::kFloat; }
+};
+
+// Shape of a matrix of these sizes, without memory.
+DeviceMatrix ShapeOf(const TypeInfo* type, int64_t count, int64_t rows, int64_t cols);
+
+// The three matrices of a layer's experts, and where each begins inside an expert.
+struct ExpertShape {
+  DeviceMatrix gate, up, down;  // `bytes` unused
+  int64_t up_at = 0;
+  int64_t down_at = 0;
+  int64_t bytes = 0;
+};
+
+class DeviceStore {
+ public:
+  // Sizes in bytes. Throws std::runtime_error with numbers where memory is short.
+  DeviceStore(int64_t num_roles, int64_t num_layers, int64_t num_experts, int64_t matrix_bytes,
+              int64_t expert_bytes, int64_t host_expert_bytes);
+  ~DeviceStore();
+  DeviceStore(const DeviceStore&) = delete;
+  DeviceStore& operator=(const DeviceStore&) = delete;
+
+  // Copies a matrix of raw GGUF rows (`stride` rows from one of `count` to the next).
+  std::string Put(int64_t role, int64_t layer, const DeviceMatrix& shape, int64_t stride,
+                  const uint8_t* raw);
+  const DeviceMatrix* Get(int64_t role, int64_t layer) const;
+
+  std::string PutExpertShape(int64_t layer, const ExpertShape& shape);
+  const ExpertShape* GetExpertShape(int64_t layer) const;
+  // Copies one expert to `offset` of the device's arena, or of the host's; its table entry follows
+  // with PublishExperts.
+  std::string PutExpert(int64_t layer, int64_t expert, bool on_device, int64_t offset,
+                        const uint8_t* gate, const uint8_t* up, const uint8_t* down);
+  std::string PublishExperts();
+
+  int64_t num_layers() const { return num_layers_; }
+  int64_t num_experts() const { return num_experts_; }
+  const uint8_t* const* experts(int64_t layer) const { return experts_ + layer * num_experts_; }
+  // [layers * experts], raised by kernels for every routed entry.
+  uint32_t* usage(int64_t layer) const { return usage_ + layer * num_experts_; }
+  std::vector<uint32_t> TakeUsage();
+
+ private:
+  void Release();
+  std::string CopyPanels(const DeviceMatrix& shape, int64_t stride, const uint8_t* raw,
+                         uint8_t* to);
+
+  int64_t num_layers_;
+  int64_t num_experts_;
+  std::vector<DeviceMatrix> matrices_;
+  std::vector<ExpertShape> shapes_;
+  uint8_t* matrix_arena_ = nullptr;
+  int64_t matrix_bytes_;
+  int64_t matrix_used_ = 0;
+  uint8_t* expert_arena_ = nullptr;
+  int64_t expert_bytes_;
+  uint8_t* host_arena_ = nullptr;
+  int64_t host_bytes_;
+  uint8_t* staging_ = nullptr;  // page-locked
+  std::unique_ptr<ThreadPool> packers_;
+  std::vector<const uint8_t*> table_;  // what `experts_` holds or will hold
+  const uint8_t** experts_ = nullptr;
+  uint32_t* usage_ = nullptr;
+};
+
+int64_t AddDeviceStore(std::shared_ptr<DeviceStore> store);
+void RemoveDeviceStore(int64_t slot);
+std::shared_ptr<DeviceStore> FindDeviceStore(int64_t slot);
+
+}  // namespace strata

@@ -1,0 +1,148 @@
+#include "cuda/device_table.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+namespace strata {
+namespace {
+
+constexpr int64_t kSliceBytes = int64_t{16} << 20;  // copied between two looks at the clock
+constexpr int64_t kMaxRowBytes = 32 << 10;          // a row lies in a block's shared memory
+constexpr int64_t kPadding = 16;                    // behind the last row
+
+struct Registry {
+  std::shared_mutex mutex;
+  std::vector<std::shared_ptr<DeviceTable>> slots;
+};
+
+Registry& TheRegistry() {
+  static auto* registry = new Registry();
+  return *registry;
+}
+
+std::string CheckTable(const TypeInfo* type, int64_t num_rows, int64_t num_cols,
+                       const uint8_t* host) {
+  if (type == nullptr || num_rows < 1 || num_cols < 1 || num_cols % type->block_values != 0 ||
+      host == nullptr) {
+    return "a table of " + std::to_string(num_rows) + " rows of " + std::to_string(num_cols) +
+           " values, whole blocks of a known type expected";
+  }
+  const int64_t row_bytes = num_cols / type->block_values * int64_t{type->block_bytes};
+  if (row_bytes > kMaxRowBytes || num_rows > INT64_MAX / 2 / row_bytes) {
+    return std::to_string(num_rows) + " rows of " + std::to_string(row_bytes) + " bytes, at most " +
+           std::to_string(kMaxRowBytes) + " bytes a row expected on a GPU";
+  }
+  return "";
+}
+
+}  // namespace
+
+DeviceTable::DeviceTable(TablePlace place, const TypeInfo* type, int64_t num_rows, int64_t num_cols,
+                         const uint8_t* host)
+    : place_(place),
+      type_(type),
+      num_rows_(num_rows),
+      num_cols_(num_cols),
+      row_bytes_(num_cols / type->block_values * type->block_bytes),
+      host_(host) {}
+
+std::string DeviceTable::Open(TablePlace place, const TypeInfo* type, int64_t num_rows,
+                              int64_t num_cols, const uint8_t* host,
+                              std::shared_ptr<DeviceTable>* table) {
+  std::string wrong = CheckTable(type, num_rows, num_cols, host);
+  if (!wrong.empty()) return wrong;
+  std::shared_ptr<DeviceTable> made(new DeviceTable(place, type, num_rows, num_cols, host));
+  wrong = made->Allocate();
+  if (!wrong.empty()) return wrong;
+  *table = std::move(made);
+  return "";
+}
+
+std::string DeviceTable::Allocate() {
+  const size_t bytes = static_cast<size_t>(num_bytes() + kPadding);
+  const std::string amount = std::to_string(num_bytes() >> 20) + " MiB of ";
+  if (place_ == TablePlace::kDevice) {
+    const cudaError_t error = cudaMalloc(&memory_, bytes);
+    rows_ = memory_;
+    if (error == cudaSuccess) return "";
+    cudaGetLastError();  // what was answered is no error of a later call
+    return amount + "the device's memory are not to be had (" + cudaGetErrorString(error) + ")";
+  }
+  cudaError_t error = cudaHostAlloc(reinterpret_cast<void**>(&memory_), bytes,
+                                    cudaHostAllocMapped | cudaHostAllocPortable);
+  void* seen = nullptr;
+  if (error == cudaSuccess) error = cudaHostGetDevicePointer(&seen, memory_, 0);
+  rows_ = static_cast<const uint8_t*>(seen);
+  if (error == cudaSuccess) return "";
+  cudaGetLastError();
+  return amount + "page-locked memory are not to be had (" + cudaGetErrorString(error) + ")";
+}
+
+DeviceTable::~DeviceTable() {
+  if (memory_ == nullptr) return;
+  cudaDeviceSynchronize();  // a step may still be in flight
+  if (place_ == TablePlace::kDevice) {
+    cudaFree(memory_);
+  } else {
+    cudaFreeHost(memory_);
+  }
+}
+
+std::string DeviceTable::Load(double max_s, int64_t* loaded) {
+  const auto start = std::chrono::steady_clock::now();
+  while (!this->loaded()) {
+    const int64_t bytes = std::min(kSliceBytes, num_bytes() - loaded_bytes_);
+    if (place_ == TablePlace::kMapped) {
+      std::memcpy(memory_ + loaded_bytes_, host_ + loaded_bytes_, static_cast<size_t>(bytes));
+    } else {
+      const cudaError_t error = cudaMemcpy(memory_ + loaded_bytes_, host_ + loaded_bytes_,
+                                           static_cast<size_t>(bytes), cudaMemcpyHostToDevice);
+      if (error != cudaSuccess) {
+        cudaGetLastError();
+        return "a copy to the device failed (" + std::string(cudaGetErrorString(error)) + ")";
+      }
+    }
+    loaded_bytes_ += bytes;
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    if (took.count() >= max_s) break;
+  }
+  *loaded = loaded_bytes_;
+  return "";
+}
+
+int64_t AddDeviceTable(std::shared_ptr<DeviceTable> table) {
+  Registry& registry = TheRegistry();
+  std::unique_lock lock(registry.mutex);
+  auto& slots = registry.slots;
+  const auto free = std::find(slots.begin(), slots.end(), nullptr);
+  const int64_t slot = free - slots.begin();
+  if (free == slots.end()) {
+    slots.push_back(std::move(table));
+  } else {
+    *free = std::move(table);
+  }
+  return slot;
+}
+
+void RemoveDeviceTable(int64_t slot) {
+  Registry& registry = TheRegistry();
+  std::shared_ptr<DeviceTable> removed;  // freeing takes time, so it happens without the mutex
+  std::unique_lock lock(registry.mutex);
+  if (slot >= 0 && slot < static_cast<int64_t>(registry.slots.size())) {
+    removed = std::move(registry.slots[slot]);
+  }
+  lock.unlock();
+}
+
+std::shared_ptr<DeviceTable> FindDeviceTable(int64_t slot) {
+  Registry& registry = TheRegistry();
+  std::shared_lock lock(registry.mutex);
+  if (slot < 0 || slot >= static_cast<int64_t>(registry.slots.size())) return nullptr;
+  return registry.slots[slot];
+}
+
+}  // namespace strata

@@ -1,0 +1,92 @@
+#include "cuda/device_table_bind.h"
+
+#include <pybind11/stl.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "cuda/device_table.h"
+
+namespace strata {
+namespace {
+
+namespace py = pybind11;
+
+TablePlace PlaceOf(const std::string& name) {
+  if (name == "device") return TablePlace::kDevice;
+  if (name == "mapped") return TablePlace::kMapped;
+  throw std::invalid_argument("ngram_table: place " + name + ", device or mapped expected");
+}
+
+void Check(const std::string& wrong) {
+  if (!wrong.empty()) throw std::runtime_error("ngram_table: " + wrong);
+}
+
+class DeviceTableHandle {
+ public:
+  DeviceTableHandle(const std::string& place, int64_t type, int64_t num_rows, int64_t num_cols,
+                    uintptr_t address) {
+    const TablePlace where = PlaceOf(place);
+    std::string wrong;
+    {
+      const py::gil_scoped_release release;  // locking memory takes a while
+      wrong = DeviceTable::Open(where, FindType(type), num_rows, num_cols,
+                                reinterpret_cast<const uint8_t*>(address), &table_);
+    }
+    Check(wrong);
+    slot_ = AddDeviceTable(table_);
+  }
+  ~DeviceTableHandle() { Close(); }
+
+  void Close() {
+    if (slot_ < 0) return;
+    RemoveDeviceTable(slot_);
+    slot_ = -1;
+    std::shared_ptr<DeviceTable> last = std::move(table_);
+    const py::gil_scoped_release release;
+    last = nullptr;
+  }
+
+  // A hold of its own for every call: Close may come from another thread meanwhile.
+  std::shared_ptr<DeviceTable> Held() const {
+    if (table_ == nullptr) throw std::runtime_error("ngram_table: the table is closed");
+    return table_;
+  }
+
+  int64_t slot() const { return slot_; }
+
+  int64_t Load(double max_s) {
+    const auto table = Held();
+    int64_t loaded = 0;
+    std::string wrong;
+    {
+      const py::gil_scoped_release release;
+      wrong = table->Load(max_s, &loaded);
+    }
+    Check(wrong);
+    return loaded;
+  }
+
+ private:
+  std::shared_ptr<DeviceTable> table_;
+  int64_t slot_ = -1;
+};
+
+}  // namespace
+
+void BindDeviceTable(py::module_& module) {
+  py::class_<DeviceTableHandle>(module, "DeviceTable")
+      .def(py::init<const std::string&, int64_t, int64_t, int64_t, uintptr_t>(), py::kw_only(),
+           py::arg("place"), py::arg("type"), py::arg("num_rows"), py::arg("num_cols"),
+           py::arg("address"))
+      .def_property_readonly("slot", &DeviceTableHandle::slot)
+      .def_property_readonly("row_bytes",
+                             [](const DeviceTableHandle& self) { return self.Held()->row_bytes(); })
+      .def_property_readonly("num_bytes",
+                             [](const DeviceTableHandle& self) { return self.Held()->num_bytes(); })
+      .def("load", &DeviceTableHandle::Load, py::arg("max_s"),
+           "Copies the next part; bytes of the table that are there so far.")
+      .def("close", &DeviceTableHandle::Close);
+}
+
+}  // namespace strata

@@ -1,0 +1,57 @@
+// Starting kernels, on a GPU or, for tests on machines without one, emulated on the CPU.
+//
+// Every kernel of the project is launched here: the syntax of a launch is all that keeps a .cu file
+// from being a C++ file. With STRATA_EMULATE the same sources are compiled by the host's compiler,
+// and `cuda.h` of tests/native/emulate supplies what CUDA has beyond C++.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#if defined(STRATA_EMULATE)
+#include "emulate/cuda.h"
+#else
+#include <cuda_runtime.h>
+#endif
+
+namespace strata {
+
+struct Shape {
+  dim3 grid;
+  dim3 block;
+  size_t shared_bytes = 0;  // dynamic
+  cudaStream_t stream = nullptr;
+};
+
+#if defined(__CUDACC__) || defined(STRATA_EMULATE)
+// Enqueues a kernel; returns what is wrong, or an empty string. Legal while the stream is captured.
+template <typename... Parameters, typename... Arguments>
+std::string Launch(void (*kernel)(Parameters...), const Shape& shape, Arguments... arguments) {
+#if defined(STRATA_EMULATE)
+  return emulate::Run([&] { kernel(arguments...); }, shape.grid, shape.block, shape.shared_bytes);
+#else
+  if (shape.shared_bytes > 48 * 1024) {
+    // Above 48 KiB a kernel must be told; repeating it costs about a microsecond at capture only.
+    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   static_cast<int>(shape.shared_bytes));
+    if (error != cudaSuccess) return cudaGetErrorString(error);
+  }
+  kernel<<<shape.grid, shape.block, shape.shared_bytes, shape.stream>>>(arguments...);
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? "" : cudaGetErrorString(error);
+#endif
+}
+#endif
+
+}  // namespace strata
+
+// The block's dynamic shared memory as `name`, a pointer to `type`, 16-byte aligned.
+#if defined(STRATA_EMULATE)
+#define STRATA_SHARED(type, name) type* name = reinterpret_cast<type*>(emulate::DynamicShared())
+#else
+#define STRATA_SHARED(type, name)                                      \
+  extern __shared__ __align__(16) unsigned char strata_shared_bytes[]; \
+  type* name = reinterpret_cast<type*>(strata_shared_bytes)
+#endif

@@ -1,0 +1,226 @@
+#include "cuda/module_device.h"
+
+#include <pybind11/stl.h>
+
+#include <stdexcept>
+
+#include "cuda/device_store.h"
+#include "cuda/device_table_bind.h"
+#include "cuda/handlers.h"
+#include "cuda/ops/expert_ffn.h"
+#include "cuda/ops/hyper_read.h"
+#include "cuda/ops/ngram_gate.h"
+#include "cuda/ops/qsa_attend.h"
+#include "cuda/ops/qsa_select.h"
+#include "cuda/ops/quant_matmul.h"
+
+namespace strata {
+namespace {
+
+namespace py = pybind11;
+
+struct Target {
+  const char* op;
+  XLA_FFI_Handler* handler;
+};
+
+constexpr Target kTargets[] = {
+    {"quant_matmul", QuantMatmulFfi}, {"expert_ffn", ExpertFfnFfi}, {"router_topk", RouterTopkFfi},
+    {"embed_rows", EmbedRowsFfi},     {"ngram_rows", NgramRowsFfi}, {"gdn_window", GdnWindowFfi},
+    {"qsa_append", QsaAppendFfi},     {"qsa_select", QsaSelectFfi}, {"qsa_attend", QsaAttendFfi},
+    {"hyper_read", HyperReadFfi},     {"ngram_gate", NgramGateFfi},
+};
+
+py::dict Targets() {
+  py::dict targets;
+  for (const Target& target : kTargets) {
+    targets[target.op] =
+        py::capsule(reinterpret_cast<void*>(target.handler), "xla._CUSTOM_CALL_TARGET");
+  }
+  return targets;
+}
+
+DeviceMatrix CheckedShape(int64_t type, int64_t count, int64_t rows, int64_t cols) {
+  const TypeInfo* info = FindType(type);
+  if (info == nullptr) {
+    throw std::invalid_argument("device_store: type " + std::to_string(type) + " is unknown");
+  }
+  constexpr int64_t kMost = int64_t{1} << 31;
+  if (count < 1 || rows < 1 || cols < 1 || count >= kMost || rows >= kMost || cols >= kMost ||
+      cols % info->block_values != 0 || cols % 32 != 0) {
+    throw std::invalid_argument("device_store: " + std::to_string(count) + " matrices [" +
+                                std::to_string(rows) + ", " + std::to_string(cols) + "] of " +
+                                info->name + ", expected rows of whole blocks of 32 values");
+  }
+  return ShapeOf(info, count, rows, cols);
+}
+
+int64_t MatrixBytes(int64_t type, int64_t count, int64_t rows, int64_t cols) {
+  const DeviceMatrix shape = CheckedShape(type, count, rows, cols);
+  return (shape.count * shape.bytes_each + 255) / 256 * 256;
+}
+
+ExpertShape ShapeOfExpert(const std::array<int64_t, 3>& types, int64_t hidden, int64_t width) {
+  ExpertShape shape;
+  shape.gate = CheckedShape(types[0], 1, hidden, width);
+  shape.up = CheckedShape(types[1], 1, hidden, width);
+  shape.down = CheckedShape(types[2], 1, width, hidden);
+  const auto aligned = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
+  shape.up_at = aligned(shape.gate.bytes_each);
+  shape.down_at = shape.up_at + aligned(shape.up.bytes_each);
+  shape.bytes = shape.down_at + aligned(shape.down.bytes_each);
+  return shape;
+}
+
+std::pair<int64_t, int64_t> Memory() {
+  size_t free_bytes = 0, total_bytes = 0;
+  const cudaError_t error = cudaMemGetInfo(&free_bytes, &total_bytes);
+  if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
+  return {static_cast<int64_t>(free_bytes), static_cast<int64_t>(total_bytes)};
+}
+
+const DeviceMatrix& MatrixOf(const DeviceStore& store, int64_t role, int64_t layer) {
+  const DeviceMatrix* matrix = store.Get(role, layer);
+  if (matrix == nullptr) {
+    throw std::invalid_argument("device_store: no matrix of role " + std::to_string(role) +
+                                " in layer " + std::to_string(layer));
+  }
+  return *matrix;
+}
+
+std::shared_ptr<DeviceStore> StoreAt(int64_t slot) {
+  auto store = FindDeviceStore(slot);
+  if (store == nullptr) {
+    throw std::invalid_argument("device_store: " + std::to_string(slot) + " is closed");
+  }
+  return store;
+}
+
+int64_t MatmulWorkspace(int64_t slot, int64_t layer, const std::vector<int64_t>& roles,
+                        int64_t num_rows) {
+  const auto store = StoreAt(slot);
+  std::vector<const DeviceMatrix*> matrices;
+  for (const int64_t role : roles) matrices.push_back(&MatrixOf(*store, role, layer));
+  return QuantMatmulWorkspace(num_rows, matrices) * 4;
+}
+
+int64_t ReadWorkspace(int64_t slot, int64_t layer, int64_t down, int64_t num_rows,
+                      int64_t num_streams) {
+  const auto store = StoreAt(slot);
+  const DeviceMatrix& matrix = MatrixOf(*store, down, layer);
+  return HyperReadWorkspace(num_rows, num_streams, matrix.cols / num_streams, matrix.rows) * 4;
+}
+
+int64_t FfnWorkspace(int64_t slot, int64_t layer, int64_t shared_gate, int64_t num_rows,
+                     int64_t num_active) {
+  const auto store = StoreAt(slot);
+  const ExpertShape* shape = store->GetExpertShape(layer);
+  if (shape == nullptr) {
+    throw std::invalid_argument("device_store: no experts in layer " + std::to_string(layer));
+  }
+  const int64_t hidden = std::max(shape->gate.rows, MatrixOf(*store, shared_gate, layer).rows);
+  return ExpertFfnWorkspace(num_rows, num_active, hidden);
+}
+
+// Python's hold on a DeviceStore and its slot.
+class DeviceStoreHandle {
+ public:
+  DeviceStoreHandle(int64_t num_roles, int64_t num_layers, int64_t num_experts,
+                    int64_t matrix_bytes, int64_t expert_bytes, int64_t host_expert_bytes)
+      : store_(std::make_shared<DeviceStore>(num_roles, num_layers, num_experts, matrix_bytes,
+                                             expert_bytes, host_expert_bytes)),
+        slot_(AddDeviceStore(store_)) {}
+  ~DeviceStoreHandle() { Close(); }
+
+  int64_t slot() const { return slot_; }
+
+  DeviceStore& Held() const {
+    if (store_ == nullptr) throw std::invalid_argument("device_store: it is closed");
+    return *store_;
+  }
+
+  void Put(int64_t role, int64_t layer, int64_t type, int64_t count, int64_t rows, int64_t cols,
+           int64_t stride, uintptr_t address) {
+    const DeviceMatrix shape = CheckedShape(type, count, rows, cols);
+    DeviceStore& store = Held();
+    const py::gil_scoped_release release;
+    Check(store.Put(role, layer, shape, stride, reinterpret_cast<const uint8_t*>(address)));
+  }
+
+  void PutExpertShape(int64_t layer, const std::array<int64_t, 3>& types, int64_t hidden,
+                      int64_t width) {
+    Check(Held().PutExpertShape(layer, ShapeOfExpert(types, hidden, width)));
+  }
+
+  void PutExpert(int64_t layer, int64_t expert, bool on_device, int64_t offset,
+                 const std::array<uintptr_t, 3>& raw) {
+    DeviceStore& store = Held();
+    const py::gil_scoped_release release;
+    Check(store.PutExpert(
+        layer, expert, on_device, offset, reinterpret_cast<const uint8_t*>(raw[0]),
+        reinterpret_cast<const uint8_t*>(raw[1]), reinterpret_cast<const uint8_t*>(raw[2])));
+  }
+
+  void PublishExperts() { Check(Held().PublishExperts()); }
+  std::vector<uint32_t> TakeUsage() { return Held().TakeUsage(); }
+
+  void Close() {
+    if (slot_ >= 0) RemoveDeviceStore(slot_);
+    slot_ = -1;
+    store_ = nullptr;
+  }
+
+ private:
+  static void Check(const std::string& error) {
+    if (!error.empty()) throw std::runtime_error(error);
+  }
+
+  std::shared_ptr<DeviceStore> store_;
+  int64_t slot_;
+};
+
+}  // namespace
+
+void BindDevice(py::module_& module) {
+  module.def("targets", &Targets, "XLA handlers by op.");
+  module.def("memory", &Memory, "Free and total bytes of the current device.");
+  module.def("matrix_bytes", &MatrixBytes, py::arg("type"), py::arg("count"), py::arg("rows"),
+             py::arg("cols"), "Bytes of matrices as panels.");
+  module.def(
+      "expert_bytes",
+      [](const std::array<int64_t, 3>& types, int64_t hidden, int64_t width) {
+        return ShapeOfExpert(types, hidden, width).bytes;
+      },
+      py::arg("types"), py::arg("hidden"), py::arg("width"), "Bytes of one expert's slot.");
+  module.def("quant_matmul_workspace", &MatmulWorkspace, py::arg("store"), py::arg("layer"),
+             py::arg("roles"), py::arg("num_rows"), "Bytes.");
+  module.def("hyper_read_workspace", &ReadWorkspace, py::arg("store"), py::arg("layer"),
+             py::arg("down"), py::arg("num_rows"), py::arg("num_streams"), "Bytes.");
+  module.def("expert_ffn_workspace", &FfnWorkspace, py::arg("store"), py::arg("layer"),
+             py::arg("shared_gate"), py::arg("num_rows"), py::arg("num_active"), "Bytes.");
+  module.def("qsa_select_workspace", &QsaSelectWorkspace, py::arg("num_rows"),
+             py::arg("num_groups"), "Bytes.");
+  module.def("qsa_attend_workspace", &QsaAttendWorkspace, py::arg("num_rows"), py::arg("num_heads"),
+             py::arg("head_dim"), py::arg("num_cells"), py::arg("num_blocks"), py::arg("ratio"),
+             "Bytes.");
+  module.def("ngram_gate_workspace", &NgramGateWorkspace, py::arg("num_rows"),
+             py::arg("num_streams"), "Bytes.");
+  BindDeviceTable(module);
+  py::class_<DeviceStoreHandle>(module, "DeviceStore")
+      .def(py::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>(), py::arg("num_roles"),
+           py::arg("num_layers"), py::arg("num_experts"), py::arg("matrix_bytes"),
+           py::arg("expert_bytes"), py::arg("host_expert_bytes"))
+      .def_property_readonly("slot", &DeviceStoreHandle::slot)
+      .def("put", &DeviceStoreHandle::Put, py::arg("role"), py::arg("layer"), py::arg("type"),
+           py::arg("count"), py::arg("rows"), py::arg("cols"), py::arg("stride"),
+           py::arg("address"))
+      .def("put_expert_shape", &DeviceStoreHandle::PutExpertShape, py::arg("layer"),
+           py::arg("types"), py::arg("hidden"), py::arg("width"))
+      .def("put_expert", &DeviceStoreHandle::PutExpert, py::arg("layer"), py::arg("expert"),
+           py::arg("on_device"), py::arg("offset"), py::arg("raw"))
+      .def("publish_experts", &DeviceStoreHandle::PublishExperts)
+      .def("take_usage", &DeviceStoreHandle::TakeUsage)
+      .def("close", &DeviceStoreHandle::Close);
+}
+
+}  // namespace strata

@@ -1,0 +1,85 @@
+// Graph-safe. XLA's side of expert_ffn.
+
+#include "common/check.h"
+#include "cuda/handlers.h"
+#include "cuda/ops/expert_ffn.h"
+
+namespace strata {
+namespace {
+
+namespace ffi = xla::ffi;
+
+bool Fits(const ExpertFfnArgs& a) {
+  return a.routed != nullptr && a.shared_gate != nullptr && a.shared_up != nullptr &&
+         a.shared_down != nullptr && a.routed->gate.cols == a.width &&
+         a.routed->up.cols == a.width && a.routed->down.rows == a.width &&
+         a.routed->up.rows == a.routed->gate.rows && a.routed->down.cols == a.routed->gate.rows &&
+         a.shared_gate->cols == a.width && a.shared_up->cols == a.width &&
+         a.shared_down->rows == a.width && a.shared_up->rows == a.shared_gate->rows &&
+         a.shared_down->cols == a.shared_gate->rows && a.routed->gate.rows % 32 == 0 &&
+         a.shared_gate->rows % 32 == 0 && a.width % 32 == 0;
+}
+
+ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> x, ffi::BufferR2<ffi::S32> ids,
+                  ffi::BufferR2<ffi::F32> weights, ffi::BufferR1<ffi::F32> shared_weights,
+                  ffi::BufferR0<ffi::S32> live, ffi::ResultBufferR2<ffi::F32> y,
+                  ffi::ResultBufferR1<ffi::U8> workspace, int64_t store, int64_t tiers,
+                  int64_t layer, ffi::Span<const int64_t> roles) {
+  const auto held = FindDeviceStore(store);
+  STRATA_CHECK_ARG("expert_ffn", held != nullptr, "store " + std::to_string(store) + " is closed");
+  STRATA_CHECK_ARG("expert_ffn", roles.size() == 6 && tiers == -1,
+                   std::to_string(roles.size()) + " roles and tiers " + std::to_string(tiers) +
+                       ", expected 6 and -1: on the device the store holds the experts");
+  ExpertFfnArgs args = {};
+  args.num_rows = x.dimensions()[0];
+  args.width = x.dimensions()[1];
+  args.num_active = ids.dimensions()[1];
+  args.routed = held->GetExpertShape(layer);
+  args.shared_gate = held->Get(roles[3], layer);
+  args.shared_up = held->Get(roles[4], layer);
+  args.shared_down = held->Get(roles[5], layer);
+  STRATA_CHECK_ARG("expert_ffn", Fits(args),
+                   "the matrices of layer " + std::to_string(layer) + " do not fit rows of " +
+                       std::to_string(args.width) + " in whole blocks of 32");
+  STRATA_CHECK_ARG("expert_ffn",
+                   ids.dimensions()[0] == args.num_rows &&
+                       HasShape(weights, {args.num_rows, args.num_active}) &&
+                       HasShape(shared_weights, {args.num_rows}),
+                   "shapes of x, ids, weights and shared_weights do not belong together");
+  const int64_t hidden = std::max(args.routed->gate.rows, args.shared_gate->rows);
+  const int64_t bytes = ExpertFfnWorkspace(args.num_rows, args.num_active, hidden);
+  STRATA_CHECK_ARG("expert_ffn", static_cast<int64_t>(workspace->size_bytes()) >= bytes,
+                   "workspace of " + std::to_string(workspace->size_bytes()) + " bytes, expected " +
+                       std::to_string(bytes));
+  args.x = x.typed_data();
+  args.ids = ids.typed_data();
+  args.weights = weights.typed_data();
+  args.shared_weights = shared_weights.typed_data();
+  args.live = live.typed_data();
+  args.y = y->typed_data();
+  args.workspace = workspace->typed_data();
+  args.experts = held->experts(layer);
+  args.usage = held->usage(layer);
+  const std::string error = ExpertFfn(args, StreamOf(stream));
+  return error.empty() ? ffi::Error::Success() : ffi::Error::Internal("expert_ffn: " + error);
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ExpertFfnFfi, Caught("expert_ffn", Handle),
+                              ffi::Ffi::Bind()
+                                  .Ctx<StreamContext>()
+                                  .Arg<ffi::BufferR2<ffi::F32>>()  // x
+                                  .Arg<ffi::BufferR2<ffi::S32>>()  // ids
+                                  .Arg<ffi::BufferR2<ffi::F32>>()  // weights
+                                  .Arg<ffi::BufferR1<ffi::F32>>()  // shared_weights
+                                  .Arg<ffi::BufferR0<ffi::S32>>()  // live
+                                  .Ret<ffi::BufferR2<ffi::F32>>()  // y
+                                  .Ret<ffi::BufferR1<ffi::U8>>()   // workspace
+                                  .Attr<int64_t>("store")
+                                  .Attr<int64_t>("tiers")
+                                  .Attr<int64_t>("layer")
+                                  .Attr<ffi::Span<const int64_t>>("roles"),
+                              {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace strata

@@ -1,0 +1,184 @@
+// Compiled with -maxrregcount=128: a kernel needs the registers of every function it may call, and
+// without a limit some bodies take 250, so that no block of 16 warps could be launched.
+#include "common/code_tables.h"
+#include "cuda/segment_dot.cuh"
+#include "cuda/segments_body.cuh"
+
+namespace strata {
+namespace {
+
+// The code books in global memory, in the form of their decoders.
+__device__ const auto kIq2Xxs = kIq2XxsGrid;
+__device__ const auto kIq2Xs = kIq2XsGrid;
+__device__ const auto kIq2S = kIq2SGrid;
+__device__ const auto kIq3Xxs = kIq3XxsGrid;
+__device__ const auto kIq1 = kIq1Grid;
+
+// IQ3_S: the numbers of the levels, l of 2 l + 1.
+constexpr int8_t kNumbers[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+__device__ const auto kIq3S = SpreadGrid<uint32_t>(kIq3SPacked, kNumbers, 1, 0);
+
+// The words of a type's code book.
+__device__ __forceinline__ const uint32_t* GridSource(GgmlType type) {
+  switch (type) {
+    case GgmlType::kIQ2_XXS:
+      return reinterpret_cast<const uint32_t*>(kIq2Xxs.entries);
+    case GgmlType::kIQ2_XS:
+      return reinterpret_cast<const uint32_t*>(kIq2Xs.entries);
+    case GgmlType::kIQ2_S:
+      return reinterpret_cast<const uint32_t*>(kIq2S.entries);
+    case GgmlType::kIQ3_XXS:
+      return kIq3Xxs.entries;
+    case GgmlType::kIQ3_S:
+      return kIq3S.entries;
+    case GgmlType::kIQ1_S:
+    case GgmlType::kIQ1_M:
+      return reinterpret_cast<const uint32_t*>(kIq1.entries);
+    default:
+      return nullptr;
+  }
+}
+
+// The code book where it lies in global memory: for single values.
+struct GlobalBook {
+  const uint32_t* words;
+  __device__ __forceinline__ uint32_t Word(uint32_t index) const { return words[index]; }
+  __device__ __forceinline__ uint2 Pair(uint32_t index) const {
+    return make_uint2(words[2 * index], words[2 * index + 1]);
+  }
+};
+
+// One body per type, for one activation row and for more.
+template <typename Decode, int kRows>
+__device__ __noinline__ void Dot(const uint8_t* unit, int lane, int blocks, const Rows& rows,
+                                 int first_block, int num_rows, float* acc) {
+  SegmentBody<Decode, kRows>(unit, lane, blocks, rows, first_block, kRows == 1 ? 1 : num_rows, acc);
+}
+
+template <GgmlType kType, int kRows>
+__device__ __noinline__ void DotFloat(const uint8_t* unit, int lane, int blocks, const Rows& rows,
+                                      int first_block, int num_rows, float* acc) {
+  FloatBody<kType, kRows>(unit, lane, blocks, rows, first_block, kRows == 1 ? 1 : num_rows, acc);
+}
+
+template <typename Decode>
+__device__ __noinline__ float Value(const PanelWords& raw, int index) {
+  const int b = index / 32;
+  uint32_t w[Decode::kSecond != 0 ? 16 : 8];
+  Decode::Codes(raw, b, GlobalBook{GridSource(Decode::kType)}, w);
+  int code = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (i != index % 32 / 4) continue;
+    code = static_cast<int8_t>(w[i] >> (8 * (index % 4)));
+    if (Decode::kSecond != 0) {
+      code += Decode::kSecond * static_cast<int8_t>(w[8 + i] >> (8 * (index % 4)));
+    }
+  }
+  float value = __int2float_rn(Decode::kMultiply * code + Decode::kAdd);
+  const BlockScales scales = LoadScales<Decode>(raw, b);
+  const int g = index / 16 % 2;
+  if (Decode::kForm == Form::kSplit || Decode::kForm == Form::kSplitMin) {
+    value = __fmul_rn(__int2float_rn(scales.k[g]), value);
+  }
+  value = __fmul_rn(scales.d, value);
+  if (Decode::kForm == Form::kMin) value = __fadd_rn(value, scales.m);
+  if (Decode::kForm == Form::kSplitMin) {
+    value = __fadd_rn(value, __fmul_rn(scales.m, __int2float_rn(scales.n[g])));
+  }
+  return value;
+}
+
+template <GgmlType kType>
+__device__ __forceinline__ float FloatValue(const PanelWords& raw, int index) {
+  if (kType == GgmlType::kF32) return __uint_as_float(raw[index]);
+  const uint32_t bits = HalfWordAt(raw, 2 * index);
+  return kType == GgmlType::kF16 ? HalfToFloat(bits) : Bf16ToFloat(bits);
+}
+
+}  // namespace
+
+// The types with a decoder.
+#define STRATA_QUANTISED_TYPES(X) \
+  X(Q4_0)                         \
+  X(Q4_1)                         \
+  X(Q5_0)                         \
+  X(Q5_1)                         \
+  X(Q8_0)                         \
+  X(Q2_K)                         \
+  X(Q3_K)                         \
+  X(Q4_K)                         \
+  X(Q5_K)                         \
+  X(Q6_K)                         \
+  X(IQ2_XXS)                      \
+  X(IQ2_XS)                       \
+  X(IQ2_S)                        \
+  X(IQ3_XXS)                      \
+  X(IQ3_S)                        \
+  X(IQ1_S)                        \
+  X(IQ1_M)                        \
+  X(IQ4_NL)                       \
+  X(IQ4_XS)                       \
+  X(MXFP4)                        \
+  X(Q1_0)                         \
+  X(Q2_0)
+#define STRATA_FLOAT_TYPES(X) X(F32) X(F16) X(BF16)
+
+__device__ void SegmentDot(GgmlType type, const uint8_t* unit, int lane, int blocks,
+                           const Rows& rows, int first_block, int num_rows, float* acc) {
+  switch (type) {
+#define STRATA_CASE(name)                                                            \
+  case GgmlType::k##name:                                                            \
+    return num_rows == 1                                                             \
+               ? Dot<Decode##name, 1>(unit, lane, blocks, rows, first_block, 1, acc) \
+               : Dot<Decode##name, 2>(unit, lane, blocks, rows, first_block, num_rows, acc);
+    STRATA_QUANTISED_TYPES(STRATA_CASE)
+#undef STRATA_CASE
+#define STRATA_CASE(name)                                                                        \
+  case GgmlType::k##name:                                                                        \
+    return num_rows == 1                                                                         \
+               ? DotFloat<GgmlType::k##name, 1>(unit, lane, blocks, rows, first_block, 1, acc)   \
+               : DotFloat<GgmlType::k##name, 2>(unit, lane, blocks, rows, first_block, num_rows, \
+                                                acc);
+    STRATA_FLOAT_TYPES(STRATA_CASE)
+#undef STRATA_CASE
+  }
+}
+
+__device__ float SegmentValue(GgmlType type, const uint8_t* unit, int lane, int blocks, int index) {
+  PanelWords raw = {unit, lane, 0};
+  switch (type) {
+#define STRATA_CASE(name)                                         \
+  case GgmlType::k##name:                                         \
+    raw.chunk_words = SegmentWords<Decode##name>(blocks) / 4 * 4; \
+    return Value<Decode##name>(raw, index);
+    STRATA_QUANTISED_TYPES(STRATA_CASE)
+#undef STRATA_CASE
+#define STRATA_CASE(name)  \
+  case GgmlType::k##name:  \
+    raw.chunk_words = 256; \
+    return FloatValue<GgmlType::k##name>(raw, index);
+    STRATA_FLOAT_TYPES(STRATA_CASE)
+#undef STRATA_CASE
+  }
+  return 0.0f;
+}
+
+__device__ void StageGrid(GgmlType type, int copies, uint32_t* grid, int thread, int num_threads) {
+  const uint32_t* source = GridSource(type);
+  const int words = GridEntryWords(type);
+  const int chunks = words * copies / 4;  // of 16 bytes, of one entry's copies
+  for (int entry = thread; entry < GridEntries(type); entry += num_threads) {
+    const uint32_t first = source[entry * words];
+    const uint32_t second = source[entry * words + words - 1];
+    uint32_t* to = InShared(grid) + entry * words * copies;
+    for (int i = 0; i < chunks; ++i) {
+      // Threads begin at different chunks, because entries lie in the same banks.
+      const int chunk = (i + thread) & (chunks - 1);
+      reinterpret_cast<uint4*>(to)[chunk] = make_uint4(first, second, first, second);
+    }
+    for (int i = chunks * 4; i < words * copies; ++i) to[i] = i % 2 == 0 ? first : second;
+  }
+}
+
+}  // namespace strata

@@ -1,0 +1,285 @@
+#include "emulate/runtime.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "emulate/run.h"
+
+namespace {
+
+constexpr size_t kAlignment = 256;  // as cudaMalloc's
+
+using Ranges = std::map<uintptr_t, size_t>;  // bytes by address
+
+// What a process has on the device and pinned on the host.
+struct Memory {
+  std::mutex mutex;
+  Ranges device;
+  Ranges pinned;      // allocated here
+  Ranges registered;  // the caller's
+  size_t device_bytes = 0;
+  size_t total_bytes = size_t{4} << 30;
+};
+
+Memory& TheMemory() {
+  static Memory* memory = new Memory;
+  return *memory;
+}
+
+thread_local cudaError_t last_error = cudaSuccess;
+
+cudaError_t Result(cudaError_t error) {
+  if (error != cudaSuccess) last_error = error;
+  return error;
+}
+
+// The range that holds the address; end() if none does.
+Ranges::const_iterator Holder(const Ranges& ranges, const void* address) {
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  auto found = ranges.upper_bound(at);
+  if (found == ranges.begin()) return ranges.end();
+  --found;
+  return at < found->first + found->second ? found : ranges.end();
+}
+
+// Whether all bytes lie within one allocation or outside of all: arrays of the caller's runtime,
+// which this one does not know, count as either side.
+bool Fits(const Ranges& ranges, const void* address, size_t bytes) {
+  const auto holder = Holder(ranges, address);
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  if (holder != ranges.end()) return at + bytes <= holder->first + holder->second;
+  const auto next = ranges.upper_bound(at);
+  return next == ranges.end() || at + bytes <= next->first;
+}
+
+bool CopyIsRight(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  Memory& memory = TheMemory();
+  const std::lock_guard<std::mutex> lock(memory.mutex);
+  const Ranges& device = memory.device;
+  const bool to_host = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyHostToHost;
+  const bool from_host = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyHostToHost;
+  if (to_host && Holder(device, to) != device.end()) return false;
+  if (from_host && Holder(device, from) != device.end()) return false;
+  return Fits(device, to, bytes) && Fits(device, from, bytes);
+}
+
+void* Allocate(size_t bytes) {
+  void* address =
+      std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  if (address != nullptr) std::memset(address, 0xff, bytes);
+  return address;
+}
+
+}  // namespace
+
+namespace emulate {
+
+void SetDeviceMemory(size_t bytes) {
+  const std::lock_guard<std::mutex> lock(TheMemory().mutex);
+  TheMemory().total_bytes = bytes;
+}
+
+size_t DeviceBytes() {
+  const std::lock_guard<std::mutex> lock(TheMemory().mutex);
+  return TheMemory().device_bytes;
+}
+
+size_t PinnedBytes() {
+  const std::lock_guard<std::mutex> lock(TheMemory().mutex);
+  size_t bytes = 0;
+  for (const auto& range : TheMemory().pinned) bytes += range.second;
+  for (const auto& range : TheMemory().registered) bytes += range.second;
+  return bytes;
+}
+
+}  // namespace emulate
+
+const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return "cudaSuccess";
+    case cudaErrorInvalidValue:
+      return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidDevice:
+      return "cudaErrorInvalidDevice";
+    case cudaErrorInvalidResourceHandle:
+      return "cudaErrorInvalidResourceHandle";
+    case cudaErrorNotReady:
+      return "cudaErrorNotReady";
+    case cudaErrorHostMemoryAlreadyRegistered:
+      return "cudaErrorHostMemoryAlreadyRegistered";
+    case cudaErrorHostMemoryNotRegistered:
+      return "cudaErrorHostMemoryNotRegistered";
+    case cudaErrorNotSupported:
+      return "cudaErrorNotSupported";
+  }
+  return "unknown error";
+}
+
+const char* cudaGetErrorString(cudaError_t error) {
+  if (error == cudaErrorMemoryAllocation) return "out of memory";
+  if (error == cudaErrorInvalidValue) return "invalid argument";
+  return cudaGetErrorName(error);
+}
+
+cudaError_t cudaGetLastError() {
+  const cudaError_t error = last_error;
+  last_error = cudaSuccess;
+  return error;
+}
+
+cudaError_t cudaPeekAtLastError() { return last_error; }
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+  return Result(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  if (device != 0) return Result(cudaErrorInvalidDevice);
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+      *value = 4;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = emulate::kMostSharedBytes;
+      break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = 8;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = 9;
+      break;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  const std::lock_guard<std::mutex> lock(TheMemory().mutex);
+  const Memory& memory = TheMemory();
+  *total_bytes = memory.total_bytes;
+  *free_bytes =
+      memory.total_bytes > memory.device_bytes ? memory.total_bytes - memory.device_bytes : 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** address, size_t bytes) {
+  Memory& memory = TheMemory();
+  const std::lock_guard<std::mutex> lock(memory.mutex);
+  *address = nullptr;
+  if (bytes == 0) return cudaSuccess;
+  if (bytes > memory.total_bytes || memory.device_bytes > memory.total_bytes - bytes) {
+    return Result(cudaErrorMemoryAllocation);
+  }
+  *address = Allocate(bytes);
+  if (*address == nullptr) return Result(cudaErrorMemoryAllocation);
+  memory.device[reinterpret_cast<uintptr_t>(*address)] = bytes;
+  memory.device_bytes += bytes;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFree(void* address) {
+  if (address == nullptr) return cudaSuccess;
+  Memory& memory = TheMemory();
+  const std::lock_guard<std::mutex> lock(memory.mutex);
+  const auto found = memory.device.find(reinterpret_cast<uintptr_t>(address));
+  if (found == memory.device.end()) return Result(cudaErrorInvalidValue);
+  std::memset(address, 0xff, found->second);  // so that a later read shows
+  memory.device_bytes -= found->second;
+  memory.device.erase(found);
+  std::free(address);
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned) {
+  Memory& memory = TheMemory();
+  const std::lock_guard<std::mutex> lock(memory.mutex);
+  *address = Allocate(bytes);
+  if (*address == nullptr) return Result(cudaErrorMemoryAllocation);
+  memory.pinned[reinterpret_cast<uintptr_t>(*address)] = bytes;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMallocHost(void** address, size_t bytes, unsigned flags) {
+  return cudaHostAlloc(address, bytes, flags);
+}
+
+cudaError_t cudaFreeHost(void* address) {
+  if (address == nullptr) return cudaSuccess;
+  Memory& memory = TheMemory();
+  const std::lock_guard<std::mutex> lock(memory.mutex);
+  if (memory.pinned.erase(reinterpret_cast<uintptr_t>(address)) == 0) {
+    return Result(cudaErrorInvalidValue);
+  }
+  std::free(address);
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostRegister(void* address, size_t bytes, unsigned) {
+  if (address == nullptr || bytes == 0) return Result(cudaErrorInvalidValue);
+  Memory& memory = TheMemory();
+  const std::lock_guard<std::mutex> lock(memory.mutex);
+  if (Holder(memory.registered, address) != memory.registered.end() ||
+      !Fits(memory.registered, address, bytes)) {
+    return Result(cudaErrorHostMemoryAlreadyRegistered);
+  }
+  memory.registered[reinterpret_cast<uintptr_t>(address)] = bytes;
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void* address) {
+  Memory& memory = TheMemory();
+  const std::lock_guard<std::mutex> lock(memory.mutex);
+  const bool was = memory.registered.erase(reinterpret_cast<uintptr_t>(address)) != 0;
+  return Result(was ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
+}
+
+cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
+  Memory& memory = TheMemory();
+  const std::lock_guard<std::mutex> lock(memory.mutex);
+  *device = host;
+  const bool known = Holder(memory.pinned, host) != memory.pinned.end() ||
+                     Holder(memory.registered, host) != memory.registered.end();
+  return Result(known ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  if (bytes == 0) return cudaSuccess;
+  if (!CopyIsRight(to, from, bytes, kind)) return Result(cudaErrorInvalidValue);
+  std::memmove(to, from, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t) {
+  return cudaMemcpy(to, from, bytes, kind);
+}
+
+cudaError_t cudaMemset(void* address, int value, size_t bytes) {
+  {
+    Memory& memory = TheMemory();
+    const std::lock_guard<std::mutex> lock(memory.mutex);
+    if (!Fits(memory.device, address, bytes)) return Result(cudaErrorInvalidValue);
+  }
+  std::memset(address, value, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void* address, int value, size_t bytes, cudaStream_t) {
+  return cudaMemset(address, value, bytes);
+}
