@@ -198,7 +198,8 @@ def _bound(source: str) -> dict[str, list[str]]:
     """Names of what a handler binds, by kind: those in comments of Arg and Ret, those of Attr."""
     binding = source[source.index("ffi::Ffi::Bind()") :]
     names = {
-        kind: re.findall(rf"\.{kind}<.*?>\(\)\)?[;,]?\s*// (\w+)", binding) for kind in ("Arg", "Ret")
+        kind: re.findall(rf"\.{kind}<.*?>\(\)\)?[;,]?\s*// (\w+)", binding)
+        for kind in ("Arg", "Ret")
     }
     return names | {"Attr": re.findall(r'\.Attr<.*?>\("(\w+)"\)', binding)}
 

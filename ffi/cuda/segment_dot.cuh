@@ -18,7 +18,7 @@ struct Rows {
   const int8_t* codes;   // [R, K]     16-byte aligned, K a multiple of 32
   const float* scales;   // [R, K/32]
   const int16_t* sums;   // [R, K/16]  4-byte aligned; sums of 16 codes each
-  const float* x;        // [R, K]     global, 16-byte aligned: for types that are not quantised
+  const float* x;        // [R, K]     anywhere, 16-byte aligned: for types that are not quantised
   int width;             // K
   const uint32_t* grid;  // shared, 16-byte aligned: what StageGrid wrote; unused if GridBytes is 0
   int grid_copies;       // as given to StageGrid

@@ -264,7 +264,7 @@ __device__ __forceinline__ void FloatBody(const uint8_t* unit, int lane, int blo
         for (int r = 0; r < kRows; ++r) {
           const float* values = rows.x + static_cast<int64_t>(group.row[r]) * rows.width;
           const float4 x =
-              __ldg(reinterpret_cast<const float4*>(values + 32 * (first_block + b) + 4 * i));
+              *reinterpret_cast<const float4*>(values + 32 * (first_block + b) + 4 * i);
           products[r] = __fmaf_rn(w.x, x.x, products[r]);
           products[r] = __fmaf_rn(w.y, x.y, products[r]);
           products[r] = __fmaf_rn(w.z, x.z, products[r]);

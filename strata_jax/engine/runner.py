@@ -17,6 +17,7 @@ from strata_jax.model.transformer import Residual, forward, head
 from strata_jax.ops.native import CPU, Backend
 from strata_jax.ops.sets import OpSet, native_ops
 from strata_jax.weights.budget import StepSizes, host_memory
+from strata_jax.weights.device_table import DeviceNgramTable
 from strata_jax.weights.matrices import fill_store
 from strata_jax.weights.ngram_table import TENSOR, NgramTable
 from strata_jax.weights.pack import Pack
@@ -63,7 +64,7 @@ class Runner:
         self.tiers = self._open_tiers(pack, report)
         """Where the experts are."""
         try:
-            self._table = _open_table(pack, options.tiers, report)
+            self._table = _open_table(pack, options.tiers, options.backend, report)
         except BaseException:
             self.tiers.close()
             self._close_store()
@@ -199,10 +200,12 @@ class Runner:
 
 
 def _open_table(
-    pack: Pack, settings: TierSettings, report: Callable[[str], None]
-) -> NgramTable | None:
+    pack: Pack, settings: TierSettings, backend: Backend, report: Callable[[str], None]
+) -> NgramTable | DeviceNgramTable | None:
     if pack.config.ngram is None:
         return None
+    if backend.is_device:
+        return DeviceNgramTable(pack, settings.ple_io, backend, report)
     mode = settings.ple_io
     if mode is None:
         # A table that the page cache will hold anyway is not worth a disk read a row.

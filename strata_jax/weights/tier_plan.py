@@ -233,7 +233,9 @@ class _Planner:
         return {**self.fixed, **arenas, "staging": self.staging, **table}
 
     def _locked_table_bytes(self) -> int:
-        return self.ngram_bytes if self.settings.ple_io == "ram" else 0
+        # A GPU reads the table from page-locked memory whatever the setting.
+        locked = self.settings.ple_io == "ram" or not self.emulated
+        return self.ngram_bytes if locked else 0
 
     def _headroom_bytes(self) -> int:
         return min(self.machine.host.total_bytes // _HEADROOM_SHARE, _HEADROOM_BYTES)

@@ -213,7 +213,7 @@ void SwapsAlikeForTheSameUse() {
       model.CheckWindow(model.MakeWindow(window, 0), tiers.get());
     }
     CHECK(first->Tiers() == second->Tiers());
-    CHECK(first->Usage() == second->Usage());
+    CHECK(first->Heat() == second->Heat());
   }
   CHECK(first->counters().swaps_peer > 0);
 }

@@ -34,8 +34,9 @@ struct Params {
   uint32_t* usage;
   int64_t up_at, down_at;
   int32_t num_rows, num_active, width, hidden_width, routed_hidden, shared_hidden;
-  int32_t grids_at;  // of the code books in the first kernel's shared memory: gate's, then up's
-  int32_t down_grids_at;       // in the second's: down's, then the shared expert's
+  int32_t grids_at;   // of the code books in the first kernel's shared memory: gate's, then up's
+  int32_t hidden_at;  // of the quantised hidden rows in the second's
+  int32_t down_grids_at;       // there, too: down's, then the shared expert's
   PanelMatrix gate, up, down;  // of routed experts; `bytes` unused
   PanelMatrix shared_gate, shared_up, shared_down;
 };
@@ -111,6 +112,17 @@ __global__ void __launch_bounds__(kMostWarps * 32) GateUpKernel(const __grid_con
   QuantizeBlockByWarp(h, lane, p.codes + block * 32, p.scales + block, p.sums + block * 2);
 }
 
+// The down matrix of an entry.
+__device__ __forceinline__ const uint8_t* DownBytes(const Params& p, int row, int e) {
+  if (e == p.num_active) return p.shared_down.bytes;
+  return p.experts[p.ids[row * p.num_active + e]] + p.down_at;
+}
+
+template <typename T>
+__device__ __forceinline__ void CopyToShared(const T* from, T* to, int count) {
+  for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[i];
+}
+
 __global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_constant__ Params p) {
   STRATA_SHARED(unsigned char, shared);
   const int row = blockIdx.y;
@@ -128,8 +140,25 @@ __global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_const
   float* sums = reinterpret_cast<float*>(shared);  // [entries, most, 32]
   unsigned char* grid = shared + p.down_grids_at;
   unsigned char* shared_grid = grid + GridBytes(p.down.type, GridCopies(p.down.type));
+  for (int job = warp; job < entries * most; job += warps) {
+    const int e = job / most;
+    const int segment = job - e * most;
+    const PanelMatrix& m = e < p.num_active ? p.down : p.shared_down;
+    if (segment < NumSegments(m)) {
+      PrefetchUnit(DownBytes(p, row, e) + panel * m.panel_bytes +
+                       static_cast<int64_t>(segment) * m.unit_bytes,
+                   m.unit_bytes, lane);
+    }
+  }
   const int copies = StageGridOf(p.down.type, grid);
   const int shared_copies = StageGridOf(p.shared_down.type, shared_grid);
+  // The row's hidden values, as the first kernel left them.
+  const QuantizedShared q = QuantizedAt(shared + p.hidden_at, entries, p.hidden_width);
+  const int64_t first = EntryIndex(p, row, 0);
+  const int count = entries * p.hidden_width;
+  CopyToShared(p.codes + first * p.hidden_width, q.codes, count);
+  CopyToShared(p.scales + first * (p.hidden_width / 32), q.scales, count / 32);
+  CopyToShared(p.sums + first * (p.hidden_width / 16), q.sums, count / 16);
   __syncthreads();
   for (int job = warp; job < entries * most; job += warps) {
     const int e = job / most;
@@ -137,18 +166,15 @@ __global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_const
     const bool routed = e < p.num_active;
     const PanelMatrix& m = routed ? p.down : p.shared_down;
     if (segment >= NumSegments(m)) continue;
-    const uint8_t* bytes = m.bytes;
-    if (routed) bytes = p.experts[p.ids[row * p.num_active + e]] + p.down_at;
-    const int64_t entry = EntryIndex(p, row, e);
-    const Rows rows = {p.codes + entry * p.hidden_width,
-                       p.scales + entry * (p.hidden_width / 32),
-                       p.sums + entry * (p.hidden_width / 16),
-                       p.hidden + entry * p.hidden_width,
+    const Rows rows = {q.codes + e * p.hidden_width,
+                       q.scales + e * (p.hidden_width / 32),
+                       q.sums + e * (p.hidden_width / 16),
+                       p.hidden + (first + e) * p.hidden_width,
                        p.hidden_width,
                        reinterpret_cast<const uint32_t*>(routed ? grid : shared_grid),
                        routed ? copies : shared_copies};
     float acc[kMostRows];
-    MultiplySegment(m, bytes, panel, segment, rows, 1, lane, acc);
+    MultiplySegment(m, DownBytes(p, row, e), panel, segment, rows, 1, lane, acc);
     sums[job * 32 + lane] = acc[0];
   }
   __syncthreads();
@@ -219,6 +245,8 @@ std::string ExpertFfn(const ExpertFfnArgs& a, cudaStream_t stream) {
   second.grid = dim3(static_cast<unsigned>((a.width + 31) / 32), static_cast<unsigned>(a.num_rows));
   second.block = dim3(static_cast<unsigned>(32 * std::min<int64_t>(jobs, kMostWarps)));
   second.shared_bytes = static_cast<size_t>(jobs * 32 * 4);
+  p.hidden_at = static_cast<int32_t>(second.shared_bytes);
+  second.shared_bytes += (QuantizedBytes(a.num_active + 1, hidden) + 15) / 16 * 16;
   p.down_grids_at = static_cast<int32_t>(second.shared_bytes);
   second.shared_bytes += GridSharedBytes(a.routed->down) + GridSharedBytes(*a.shared_down);
   second.stream = stream;

@@ -57,8 +57,8 @@ __device__ __forceinline__ void FetchCells(const QsaAttendArgs& a, const Part& p
   cells[threadIdx.x] = CellOf(a, entry, min(pos + t + 1, a.num_cells), index);
 }
 
-// shared.part, the cells of its first tile, and q [kHeads, C] <- its queries, zeros behind them.
-// The loads of all three are under way before one is waited for.
+// The cells of a part's first tile, and q [kHeads, C] <- its queries, zeros behind them. The loads
+// of both are under way before one is waited for.
 template <int kSteps>
 __device__ __forceinline__ void StartPart(const QsaAttendArgs& a, const Part& part, int first_row,
                                           float* q, AttendShared<kSteps>& shared) {
