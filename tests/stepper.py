@@ -41,7 +41,7 @@ class Stepper:
         self.cells = num_cells(context, 256)
         self.selected: list[np.ndarray] = []
         """Blocks [rows, NB] that each attention layer chose in the last step."""
-        self._sharding = primary_sharding()
+        self._sharding = primary_sharding("cpu")
         self._params = load_params(pack, self._sharding)
         self._matrices, table = split_table(dequantized_matrices(pack)) if plain else ({}, {})
         self._store = None if plain else fill_store(pack)

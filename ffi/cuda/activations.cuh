@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/launch.h"
+#include "cuda/numerics.cuh"
 #include "cuda/segment_dot.cuh"
 
 namespace strata {
@@ -28,44 +29,102 @@ __device__ __forceinline__ QuantizedShared QuantizedAt(unsigned char* shared, in
   return q;
 }
 
-// One block of 32 values, a value a lane; `at` is where the block's first code goes. Every lane of
-// the warp must call it. The sums of 16 codes serve types with minimums.
+// One block of 32 values, a value a lane; `codes` is where the block's first code goes. Every lane
+// of the warp must call it. The sums of 16 codes serve types with minimums.
 __device__ __forceinline__ void QuantizeBlockByWarp(float value, int lane, int8_t* codes,
                                                     float* scale, int16_t* sums) {
-  const float magnitude = fabsf(value);
-  const bool finite = __all_sync(0xffffffffu, magnitude <= 0x1.fffffep127f);
-  float largest = magnitude;
-  for (int step = 16; step > 0; step /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-  }
-  int code = 0;
-  float result = 0.0f;
-  if (!finite) {
-    result = __uint_as_float(0x7fc00000u);
-  } else if (largest >= 0x1p-100f) {
-    code = __float2int_rn(__fmul_rn(value, __fdiv_rn(127.0f, largest)));
-    result = __fmul_rn(largest, 0x1.020408p-7f);
-  }
-  int sum = code;
-  for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-  codes[lane] = static_cast<int8_t>(code);
-  if (lane == 0) *scale = result;
-  if (lane % 16 == 0) sums[lane / 16] = static_cast<int16_t>(sum);
+  const QuantizedLane q = QuantizeLane(value);
+  codes[lane] = static_cast<int8_t>(q.code);
+  if (lane == 0) *scale = q.scale;
+  if (lane % 16 == 0) sums[lane / 16] = static_cast<int16_t>(q.half_sum);
 }
 
+// Four blocks of a row, a quad, by a warp: four values a lane. Past the row's end there are zeros.
+inline constexpr int kQuad = 128;
+
+__host__ __device__ constexpr int NumQuads(int width) { return (width + kQuad - 1) / kQuad; }
+
+__device__ __forceinline__ float4 LoadQuad(const float* row, int width, int quad, int lane) {
+  const int at = quad * kQuad + 4 * lane;
+  if (at >= width) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  return *reinterpret_cast<const float4*>(row + at);
+}
+
+// Every lane of the warp must call it.
+__device__ __forceinline__ void QuantizeQuadTo(const float4& values, int row, int width, int quad,
+                                               int lane, const QuantizedShared& to) {
+  const QuantizedQuad q = QuantizeQuad(values);
+  const int at = quad * kQuad + 4 * lane;
+  if (at >= width) return;
+  const int value = row * width + at;
+  *reinterpret_cast<uint32_t*>(to.codes + value) = q.codes;
+  if (lane % 8 == 0) to.scales[value / 32] = q.scale;
+  if (lane % 4 == 0) to.sums[value / 16] = static_cast<int16_t>(q.half_sum);
+}
+
+// A warp's first quads of the first row, asked for before anything else of a kernel is known: with
+// 16 warps all of a row of 6144 values.
+inline constexpr int kFirstQuads = 3;
+
+struct FirstQuads {
+  float4 values[kFirstQuads];
+
+  __device__ __forceinline__ FirstQuads(const float* x, int width) {
+    const int warps = blockDim.x / 32;
+#pragma unroll
+    for (int k = 0; k < kFirstQuads; ++k) {
+      values[k] = LoadQuad(x, width, threadIdx.x / 32 + k * warps, threadIdx.x % 32);
+    }
+  }
+  // These and what is left of `rows` rows that lie `width` apart; the caller synchronises.
+  __device__ __forceinline__ void Quantize(const float* x, int rows, int width,
+                                           const QuantizedShared& to) const {
+    const int lane = threadIdx.x % 32;
+    const int warps = blockDim.x / 32;
+    const int quads = NumQuads(width);
+    int job = threadIdx.x / 32;
+#pragma unroll
+    for (int k = 0; k < kFirstQuads; ++k) {
+      if (job >= quads) break;
+      QuantizeQuadTo(values[k], 0, width, job, lane, to);
+      job += warps;
+    }
+#pragma unroll 1
+    for (; job < rows * quads; job += warps) {
+      const int row = job / quads;
+      const int quad = job - row * quads;
+      QuantizeQuadTo(LoadQuad(x + row * static_cast<int64_t>(width), width, quad, lane), row, width,
+                     quad, lane, to);
+    }
+  }
+};
+
+// Quads that a warp has on their way at once.
+inline constexpr int kQuadsAhead = 4;
+
 // Quantises `rows` rows of `width` floats (a multiple of 32), `stride` apart, by the whole block;
-// ends with a barrier.
+// ends with a barrier. Rows are 16-byte aligned.
 __device__ __forceinline__ void QuantizeRows(const float* __restrict__ x, int64_t stride, int rows,
                                              int width, const QuantizedShared& to) {
   const int lane = threadIdx.x % 32;
-  const int blocks = width / 32;
   const int warps = blockDim.x / 32;
-  for (int job = threadIdx.x / 32; job < rows * blocks; job += warps) {
-    const int row = job / blocks;
-    const int block = job - row * blocks;
-    QuantizeBlockByWarp(x[row * stride + block * 32 + lane], lane,
-                        to.codes + row * width + block * 32, to.scales + row * blocks + block,
-                        to.sums + (row * blocks + block) * 2);
+  const int quads = NumQuads(width);
+  const int jobs = rows * quads;
+  for (int begin = threadIdx.x / 32; begin < jobs; begin += kQuadsAhead * warps) {
+    float4 values[kQuadsAhead];
+#pragma unroll
+    for (int k = 0; k < kQuadsAhead; ++k) {
+      const int job = min(begin + k * warps, jobs - 1);
+      const int row = job / quads;
+      values[k] = LoadQuad(x + row * stride, width, job - row * quads, lane);
+    }
+#pragma unroll
+    for (int k = 0; k < kQuadsAhead; ++k) {
+      const int job = begin + k * warps;
+      if (job >= jobs) break;
+      const int row = job / quads;
+      QuantizeQuadTo(values[k], row, width, job - row * quads, lane, to);
+    }
   }
   __syncthreads();
 }

@@ -196,6 +196,36 @@ std::string DeviceStore::PublishExperts() {
   return copied == cudaSuccess ? "" : Failed("a copy", table_.size() * 8, copied);
 }
 
+std::string DeviceStore::AuditExpert(int64_t layer, int64_t expert, const uint8_t* gate,
+                                     const uint8_t* up, const uint8_t* down) {
+  const ExpertShape* shape = GetExpertShape(layer);
+  if (shape == nullptr || expert < 0 || expert >= num_experts_) {
+    return "no expert " + std::to_string(expert) + " in layer " + std::to_string(layer);
+  }
+  const uint8_t* at = nullptr;
+  cudaDeviceSynchronize();
+  cudaError_t copied =
+      cudaMemcpy(&at, experts_ + layer * num_experts_ + expert, sizeof(at), cudaMemcpyDeviceToHost);
+  std::vector<uint8_t> slot(shape->bytes);
+  if (copied == cudaSuccess) {
+    copied = cudaMemcpy(slot.data(), at, shape->bytes, cudaMemcpyDefault);
+  }
+  if (copied != cudaSuccess) return Failed("a copy", shape->bytes, copied);
+  const auto differs = [&](const DeviceMatrix& m, int64_t offset, const uint8_t* raw) {
+    const int64_t row_bytes = m.cols / m.type->block_values * m.type->block_bytes;
+    std::vector<uint8_t> rows(m.rows * row_bytes);
+    const PanelShape panels = ShapeOfPanels(*m.type, m.rows, m.cols);
+    UnpackPanels(*m.type, panels, slot.data() + offset, 0, panels.num_panels, rows.data());
+    return std::memcmp(rows.data(), raw, rows.size()) != 0;
+  };
+  const std::string where =
+      "expert " + std::to_string(expert) + " of layer " + std::to_string(layer);
+  if (differs(shape->gate, 0, gate)) return where + ": its gate is not the file's";
+  if (differs(shape->up, shape->up_at, up)) return where + ": its up is not the file's";
+  if (differs(shape->down, shape->down_at, down)) return where + ": its down is not the file's";
+  return "";
+}
+
 std::vector<uint32_t> DeviceStore::TakeUsage() {
   std::vector<uint32_t> usage(table_.size());
   cudaDeviceSynchronize();

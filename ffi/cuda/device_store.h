@@ -66,6 +66,10 @@ class DeviceStore {
   std::string PutExpert(int64_t layer, int64_t expert, bool on_device, int64_t offset,
                         const uint8_t* gate, const uint8_t* up, const uint8_t* down);
   std::string PublishExperts();
+  // Compares one expert, where the device's table says it lies, with the file's rows. Returns what
+  // differs, or an empty string. No step may run.
+  std::string AuditExpert(int64_t layer, int64_t expert, const uint8_t* gate, const uint8_t* up,
+                          const uint8_t* down);
 
   int64_t num_layers() const { return num_layers_; }
   int64_t num_experts() const { return num_experts_; }

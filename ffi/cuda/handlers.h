@@ -4,20 +4,32 @@
 // looks matrices up, launches a fixed set of kernels and reads nothing from the device.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+
 #include "cuda/launch.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace strata {
 
+// How often a handler ran: a test asserts that replayed steps run none.
+inline std::atomic<int64_t> handler_calls{0};
+
 #if defined(STRATA_EMULATE)
 // The CPU platform has no stream; any context without demands stands in for it.
 using StreamContext = xla::ffi::DeviceOrdinal;
 using StreamArgument = int32_t;
-inline cudaStream_t StreamOf(StreamArgument) { return nullptr; }
+inline cudaStream_t StreamOf(StreamArgument) {
+  ++handler_calls;
+  return nullptr;
+}
 #else
 using StreamContext = xla::ffi::PlatformStream<cudaStream_t>;
 using StreamArgument = cudaStream_t;
-inline cudaStream_t StreamOf(StreamArgument stream) { return stream; }
+inline cudaStream_t StreamOf(StreamArgument stream) {
+  ++handler_calls;
+  return stream;
+}
 #endif
 
 XLA_FFI_DECLARE_HANDLER_SYMBOL(EmbedRowsFfi);

@@ -161,6 +161,14 @@ class DeviceStoreHandle {
         reinterpret_cast<const uint8_t*>(raw[1]), reinterpret_cast<const uint8_t*>(raw[2])));
   }
 
+  std::string AuditExpert(int64_t layer, int64_t expert, const std::array<uintptr_t, 3>& raw) {
+    DeviceStore& store = Held();
+    const py::gil_scoped_release release;
+    return store.AuditExpert(layer, expert, reinterpret_cast<const uint8_t*>(raw[0]),
+                             reinterpret_cast<const uint8_t*>(raw[1]),
+                             reinterpret_cast<const uint8_t*>(raw[2]));
+  }
+
   void PublishExperts() { Check(Held().PublishExperts()); }
   std::vector<uint32_t> TakeUsage() { return Held().TakeUsage(); }
 
@@ -183,6 +191,9 @@ class DeviceStoreHandle {
 
 void BindDevice(py::module_& module) {
   module.def("targets", &Targets, "XLA handlers by op.");
+  module.def(
+      "handler_calls", [] { return handler_calls.load(); },
+      "How often a handler ran since the library was loaded.");
   module.def("memory", &Memory, "Free and total bytes of the current device.");
   module.def("matrix_bytes", &MatrixBytes, py::arg("type"), py::arg("count"), py::arg("rows"),
              py::arg("cols"), "Bytes of matrices as panels.");
@@ -218,6 +229,8 @@ void BindDevice(py::module_& module) {
            py::arg("types"), py::arg("hidden"), py::arg("width"))
       .def("put_expert", &DeviceStoreHandle::PutExpert, py::arg("layer"), py::arg("expert"),
            py::arg("on_device"), py::arg("offset"), py::arg("raw"))
+      .def("audit_expert", &DeviceStoreHandle::AuditExpert, py::arg("layer"), py::arg("expert"),
+           py::arg("raw"))
       .def("publish_experts", &DeviceStoreHandle::PublishExperts)
       .def("take_usage", &DeviceStoreHandle::TakeUsage)
       .def("close", &DeviceStoreHandle::Close);

@@ -70,6 +70,18 @@ __device__ __forceinline__ void PrefetchUnit(const uint8_t* unit, int unit_bytes
 #endif
 }
 
+// The same by one instruction where there is one, which takes every byte and none past the last: it
+// must lie in memory of this device. `bytes` is a multiple of 16.
+__device__ __forceinline__ void PrefetchOwn(const uint8_t* at, int bytes, int lane) {
+#if !defined(STRATA_EMULATE) && __CUDA_ARCH__ >= 900
+  if (lane == 0) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(bytes));
+  }
+#else
+  PrefetchUnit(at, bytes, lane);
+#endif
+}
+
 // sums[r] <- the sum of one segment for the lane's row of `panel` and activation rows r.
 __device__ __forceinline__ void MultiplySegment(const PanelMatrix& m, const uint8_t* bytes,
                                                 int panel, int segment, const Rows& rows,

@@ -177,23 +177,31 @@ struct RowGroup {
   }
 };
 
-// The sums of a segment of kBlocks blocks, all of it in registers.
+// The sums of a segment of kBlocks blocks whose words are in registers: for kernels that ask for
+// them long before. Row r's sum goes to acc[r * stride].
+template <typename Decode, int kRows, int kBlocks, int kWords>
+__device__ __forceinline__ void LoadedSums(RawWords<kWords>* raw, int lane, const Rows& rows,
+                                           int first_block, int num_rows, float* acc) {
+  const auto book = BookOf<Decode>(rows, lane);
+  for (int first = 0; first < num_rows; first += kRows) {
+    if (kRows > 1) Forget(raw);
+    RowGroup<kRows> group(first, num_rows);
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      BlockDot<Decode>(*raw, book, rows, group.row, first_block, b, group.sums);
+    }
+    group.Store(acc);
+  }
+}
+
+// The same with the loads before it.
 template <typename Decode, int kRows, int kBlocks>
 __device__ __forceinline__ void SegmentSums(const uint8_t* unit, int lane, const Rows& rows,
                                             int first_block, int num_rows, float* acc) {
   RawWords<SegmentWords<Decode>(kBlocks)> raw;
   LoadWords(unit, lane, &raw);
   first_block += AfterLoads(raw, rows.width);
-  const auto book = BookOf<Decode>(rows, lane);
-  for (int first = 0; first < num_rows; first += kRows) {
-    if (kRows > 1) Forget(&raw);
-    RowGroup<kRows> group(first, num_rows);
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      BlockDot<Decode>(raw, book, rows, group.row, first_block, b, group.sums);
-    }
-    group.Store(acc);
-  }
+  LoadedSums<Decode, kRows, kBlocks>(&raw, lane, rows, first_block, num_rows, acc);
 }
 
 // The same for any number of blocks, read block by block.

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -121,19 +122,42 @@ def _jax_runs(problems: list[str], native: ModuleType | None) -> None:
 def _devices(is_broken: bool) -> list[dict[str, Any]]:
     why = "see the problems" if is_broken else "JAX and the native library run there"
     devices = [{"name": "CPU", "usable": not is_broken, "why": why}]
-    for name in nvidia_devices():
-        devices.append({"name": name, "usable": False, "why": "this version has no GPU backend"})
-    if len(devices) == 1:
-        why = "no NVIDIA device found, and this version has no GPU backend"
-        devices.append({"name": "GPU", "usable": False, "why": why})
-    return devices
+    return devices + _gpus(nvidia_devices())
+
+
+def _gpus(seen: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The GPUs as the CUDA library finds them; as the driver lists them where there is no library.
+
+    Args:
+        seen: `nvidia_devices()`.
+    """
+    try:
+        library = importlib.import_module("strata_jax._native_cuda")
+    except ImportError as error:
+        why = f"this build has no CUDA library ({error}); tools/run builds one where nvcc is"
+        return [{"name": name, "usable": False, "why": why} for name in seen or ("GPU",)]
+    machine = library.machine()
+    found = []
+    for device in machine["devices"]:
+        archs = ", ".join(library.built_archs())
+        fine = (
+            f"{device['free_mib']} of {device['total_mib']} MiB free, compute capability "
+            f"{device['capability']} (built for {archs}), CUDA {machine['driver']} driver, "
+            f"{device['pci_id']}"
+        )
+        problem = device["problem"]
+        found.append({"name": device["name"], "usable": problem is None, "why": problem or fine})
+    if not found:
+        found.append({"name": "GPU", "usable": False, "why": machine["problem"] or "none is here"})
+    return found
 
 
 def _tiers() -> dict[str, dict[str, Any]]:
     return {
         "primary": {
             "on": False,
-            "why": "no GPU backend; --expert_cache=N or --device_memory_mib=N emulates a device",
+            "why": "a GPU fills what it has free; on the CPU --expert_cache=N or "
+            "--device_memory_mib=N emulates one",
         },
         "peer": {"on": False, "why": "--peer_device=1 emulates one beside an emulated primary"},
         "stream": {"on": False, "why": "--pcie_frac is for the misses of an emulated primary"},

@@ -194,8 +194,9 @@ class Generation:
         logits = self._read_prompt()
         runner.tiers.after_step()
         sampler = Sampler(request.settings, request.ids, runner.config.vocab_size)
+        best = sampler.takes_best and self._kept is None
+        token = sampler.pick(logits, runner.position) if request.max_tokens else -1
         while self._count < request.max_tokens:
-            token = sampler.pick(logits, runner.position)
             self._count += 1
             self._last = time.perf_counter()
             if self._first is None:
@@ -208,7 +209,12 @@ class Generation:
             yield token
             if self.finish_reason is not None:
                 return
-            logits = self._read_window(np.asarray([token]), want_logits=True)[-1]
+            if best:
+                token = sampler.check_best(runner.read_best(token), runner.position)
+                self._windows[1] += 1
+            else:
+                logits = self._read_window(np.asarray([token]), want_logits=True)[-1]
+                token = sampler.pick(logits, runner.position)
             runner.tiers.after_step()
         self._prompt_s = time.perf_counter() - start
         self.finish_reason = "length"

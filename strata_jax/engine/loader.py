@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from strata_jax.config import Platform
 from strata_jax.model.params import (
     AttentionParams,
     LayerParams,
@@ -16,9 +17,9 @@ from strata_jax.model.params import (
 from strata_jax.weights.pack import Pack
 
 
-def primary_sharding() -> NamedSharding:
+def primary_sharding(platform: Platform) -> NamedSharding:
     """Everything dense is replicated over the primary mesh: one device for now."""
-    mesh = Mesh(np.asarray(jax.devices()[:1]), ("primary",))
+    mesh = Mesh(np.asarray(jax.devices(platform)[:1]), ("primary",))
     return NamedSharding(mesh, PartitionSpec())
 
 

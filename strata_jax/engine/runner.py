@@ -4,10 +4,12 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float32, Int32
 
 from strata_jax.config import ModelConfig, TierSettings
 from strata_jax.engine.loader import load_params, primary_sharding
@@ -78,7 +80,7 @@ class Runner:
             table=table,
             backend=options.backend,
         )
-        self._sharding = primary_sharding()
+        self._sharding = primary_sharding(options.backend.platform)
         # Flat, for a step takes them apart again every time it is called.
         self._params, self._params_tree = jax.tree.flatten(load_params(pack, self._sharding))
         self._cells = num_cells(options.max_context, TILE_ROWS)
@@ -122,14 +124,27 @@ class Runner:
         state = jax.eval_shape(functools.partial(empty_state, self.config, self._cells))
         place = functools.partial(jax.ShapeDtypeStruct, sharding=self._sharding)
         state = jax.tree.map(lambda leaf: place(leaf.shape, leaf.dtype), state)
-        number = place((), jnp.int32)
 
-        def flat(params, *rest):
-            return program(jax.tree.unflatten(self._params_tree, params), *rest)
+        def packed(params, state, numbers):
+            # One transfer a step: ids, then position, live rows and rows of the head.
+            ids, (pos, live, head_rows) = numbers[:rows], numbers[rows:]
+            params = jax.tree.unflatten(self._params_tree, params)
+            logits, state = program(params, state, ids, pos, live, head_rows)
+            # A device's memory is far: who wants one row, or its best id, does not fetch all.
+            best = best_id(logits[0]) if self.options.backend.is_device else jnp.int32(-1)
+            return best, logits[:1], logits, state
 
-        jitted = jax.jit(flat, donate_argnums=1)
-        ids = place((rows,), jnp.int32)
-        return jitted.lower(self._params, state, ids, number, number, number).compile()
+        shardings = (self._result_sharding(), None, None, None)
+        jitted = jax.jit(packed, donate_argnums=1, out_shardings=shardings)
+        numbers = place((rows + 3,), jnp.int32)
+        lowered = jitted.lower(self._params, state, numbers)
+        return lowered.compile(_compiler_options(self.options.backend))
+
+    def _result_sharding(self) -> jax.sharding.Sharding:
+        """Of the best id: on a GPU the step itself writes it to the host's memory."""
+        if self.options.backend.name != "cuda":
+            return self._sharding
+        return self._sharding.with_memory_kind("pinned_host")
 
     def reset(self) -> None:
         """Forgets everything that was read."""
@@ -155,6 +170,20 @@ class Runner:
         self.tiers.experts.after_window()
         return logits
 
+    def read_best(self, token: int) -> int:
+        """Reads one id in a window; returns the id of its largest logit, the lowest of equal ones.
+
+        Returns:
+            -1 if a logit is not finite.
+        """
+        ids = np.asarray([token], np.int32)
+        wants_best = self.options.backend.is_device
+        found = self._run(self._window, self.options.window_rows, ids, 1, wants_best)
+        self.tiers.experts.after_window()
+        if wants_best:
+            return int(found)
+        return int(np.argmax(found[0])) if np.isfinite(found[0]).all() else -1
+
     def read_ahead(self, before: np.ndarray, ids: np.ndarray) -> None:
         """Starts reading the n-gram rows of `ids`, which will follow `before`; returns at once."""
         if self._table is not None and self.config.ngram is not None and len(ids):
@@ -169,18 +198,21 @@ class Runner:
             return self._last_table_report
         return {"mode": self._table.mode, **self._table.counters()}
 
-    def _run(self, program, width: int, ids: np.ndarray, head_rows: int) -> np.ndarray:
+    def _run(
+        self, program, width: int, ids: np.ndarray, head_rows: int, wants_best: bool = False
+    ) -> np.ndarray:
         assert self._state is not None, "reset before reading"
         assert 0 < len(ids) <= width
         assert self.position + len(ids) <= self.options.max_context
         self.tiers.experts.before_window()
-        padded = np.zeros(width, np.int32)
-        padded[: len(ids)] = ids
+        numbers = np.zeros(width + 3, np.int32)
+        numbers[: len(ids)] = ids
+        numbers[width:] = self.position, len(ids), head_rows
         state, self._state = self._state, None  # donated: a failed step leaves no state behind
-        numbers = (np.int32(self.position), np.int32(len(ids)), np.int32(head_rows))
         try:
-            logits, state = program(self._params, state, padded, *numbers)
-            rows = np.asarray(logits)  # waits, and raises what the step raised
+            best, first, logits, state = program(self._params, state, numbers)
+            # Waits, and raises what the step raised.
+            rows = np.asarray(best if wants_best else logits if head_rows > 1 else first)
         except (ValueError, RuntimeError):  # which one is JAX's whim
             self.tiers.experts.check()  # says it in a sentence, if a tier's worker is to blame
             raise
@@ -199,6 +231,11 @@ class Runner:
         self._close_store()
 
 
+def _compiler_options(backend: Backend) -> dict[str, Any] | None:
+    """Contract R: on a GPU nothing is chosen by timing it."""
+    return {"xla_gpu_autotune_level": 0} if backend.name == "cuda" else None
+
+
 def _open_table(
     pack: Pack, settings: TierSettings, backend: Backend, report: Callable[[str], None]
 ) -> NgramTable | DeviceNgramTable | None:
@@ -212,6 +249,12 @@ def _open_table(
         table_bytes = pack.tensor(TENSOR).nbytes
         mode = "mmap" if 8 * table_bytes <= host_memory().available_bytes else "direct"
     return NgramTable(pack, mode, report)
+
+
+def best_id(logits: Float32[Array, " V"]) -> Int32[Array, ""]:
+    """Id of the largest logit, the lowest of equal ones; -1 if one is not finite."""
+    finite = jnp.all(jnp.isfinite(logits))
+    return jnp.where(finite, jnp.argmax(logits), -1).astype(jnp.int32)
 
 
 def window_program(

@@ -23,6 +23,25 @@ class Sampler:
             or settings.frequency_penalty != 0.0
         )
 
+    @property
+    def takes_best(self) -> bool:
+        """Whether the id is simply that of the largest logit, so that nobody needs the others."""
+        return self._is_greedy and not self._penalised
+
+    @property
+    def _is_greedy(self) -> bool:
+        return self._settings.temperature < GREEDY_BELOW or self._settings.top_k == 1
+
+    def check_best(self, token: int, position: int) -> int:
+        """The id of the largest logit, which a device found.
+
+        Raises:
+            StrataError: if it is -1: logits were not finite.
+        """
+        if token < 0:
+            raise _not_finite(position)
+        return token
+
     def pick(self, logits: np.ndarray, position: int) -> int:
         """The id at `position` from its logits [V]; it counts as part of the answer from now on.
 
@@ -30,10 +49,7 @@ class Sampler:
             StrataError: if the logits are not finite (a broken file or a fault).
         """
         if not np.isfinite(logits).all():
-            raise StrataError(
-                f"sampling: logits at position {position} are not finite; the model file may be "
-                "damaged"
-            )
+            raise _not_finite(position)
         if self._penalised:
             logits = self._penalise(logits)
         token = self._choose(logits, position)
@@ -53,12 +69,18 @@ class Sampler:
 
     def _choose(self, logits: np.ndarray, position: int) -> int:
         s = self._settings
-        if s.temperature < GREEDY_BELOW or s.top_k == 1:
+        if self._is_greedy:
             return int(np.argmax(logits))  # the first of equal maxima
         ids, weights = candidates(logits, s)
         draw = uniform(s.seed, position) * weights.sum()
         place = int(np.searchsorted(np.cumsum(weights), draw, side="right"))
         return int(ids[min(place, len(ids) - 1)])
+
+
+def _not_finite(position: int) -> StrataError:
+    return StrataError(
+        f"sampling: logits at position {position} are not finite; the model file may be damaged"
+    )
 
 
 def candidates(logits: np.ndarray, settings: SamplingSettings) -> tuple[np.ndarray, np.ndarray]:

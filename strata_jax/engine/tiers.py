@@ -143,5 +143,5 @@ def _machine(backend: Backend) -> Machine:
     free = device_memory(backend).free_bytes
     if backend.name == "cuda":
         # XLA took its share when it started; the plan counts it with what it is for.
-        free += jax.devices()[0].memory_stats()["bytes_limit"]
+        free += (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 0)
     return Machine(platform="cuda", host=host_memory(), primary_free_bytes=free)

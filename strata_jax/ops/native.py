@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from strata_jax import _native
+from strata_jax.config import Platform
 from strata_jax.ops.ffi_version import check_built_version, runtime_api_version
 
 
@@ -31,6 +32,11 @@ class Backend:
         """
         names = {"cpu": "_native", "cuda": "_native_cuda", "emulated": "_native_emulated"}
         return importlib.import_module(f"strata_jax.{names[self.name]}")
+
+    @property
+    def platform(self) -> Platform:
+        """JAX's platform that runs the programs."""
+        return "cuda" if self.name == "cuda" else "cpu"
 
     @property
     def is_device(self) -> bool:

@@ -45,10 +45,10 @@ class DeviceExperts:
     read over the link: which of both shows in counters and speed, never in a result.
     """
 
-    def __init__(self, native: Any, placement: Placement, num_active: int):
+    def __init__(self, native: Any, placement: Placement, experts: list[list[MatrixAt]]):
         self._native = native
         self._placement = placement
-        self._num_active = num_active
+        self._experts = experts
         self._usage = np.zeros(placement.tiers.shape, np.float32)
         self._last: dict[str, int] | None = None
 
@@ -70,6 +70,7 @@ class DeviceExperts:
         """
         matrices = list(matrices_of(pack))
         layers, experts = placement.tiers.shape
+        parts = [_experts_of(matrices, layer) for layer in range(layers)]
         slots = [expert_slot_bytes(matrices, layer) for layer in range(layers)]
         away = placement.tiers != Tier.PRIMARY
         host_bytes = int((away * np.asarray(slots)[:, None]).sum())
@@ -83,14 +84,14 @@ class DeviceExperts:
             raise CapacityError(str(error)) from None
         try:
             _put_matrices(native, fixed, total, report)
-            _put_experts(native, matrices, placement, slots, report)
+            _put_experts(native, parts, placement, slots, report)
         except RuntimeError as error:
             native.close()
             raise CapacityError(str(error)) from None
         except BaseException:
             native.close()
             raise
-        return cls(native, placement, pack.config.num_experts_active)
+        return cls(native, placement, parts)
 
     @property
     def store(self) -> int:
@@ -145,7 +146,13 @@ class DeviceExperts:
 
     def audit(self) -> list[str]:
         """Compares every expert's bytes on the device with the file; one line for each fault."""
-        return []
+        layers, experts = self._placement.tiers.shape
+        found = [
+            self._native.audit_expert(layer, expert, _addresses(self._experts[layer], expert))
+            for layer in range(layers)
+            for expert in range(experts)
+        ]
+        return [line for line in found if line]
 
     def record_routing(self, on: bool) -> None:
         """Refuses: a step that is replayed by the device tells nobody what it routed.
@@ -169,6 +176,17 @@ class DeviceExperts:
         self._native.close()
 
 
+def _experts_of(matrices: list[MatrixAt], layer: int) -> list[MatrixAt]:
+    """Gate, up and down of a layer's experts."""
+    found = {m.role: m for m in matrices if m.layer == layer and m.role in EXPERT_PARTS}
+    return [found[role] for role in EXPERT_PARTS]
+
+
+def _addresses(parts: list[MatrixAt], expert: int) -> tuple[int, ...]:
+    """Where an expert's matrices begin in the mapping."""
+    return tuple(m.address_of(expert) for m in parts)
+
+
 def _put_matrices(
     native: Any, matrices: list[MatrixAt], total: int, report: Callable[[str], None]
 ) -> None:
@@ -181,7 +199,7 @@ def _put_matrices(
 
 def _put_experts(
     native: Any,
-    matrices: list[MatrixAt],
+    parts: list[list[MatrixAt]],
     placement: Placement,
     slots: list[int],
     report: Callable[[str], None],
@@ -189,13 +207,12 @@ def _put_experts(
     layers, experts = placement.tiers.shape
     host_at, done = 0, 0
     for layer in range(layers):
-        found = {m.role: m for m in matrices if m.layer == layer and m.role in EXPERT_PARTS}
-        gate, up, down = (found[role] for role in EXPERT_PARTS)
+        gate, up, down = parts[layer]
         native.put_expert_shape(layer, (gate.type, up.type, down.type), gate.rows, gate.cols)
         for expert in range(experts):
             on_device = placement.tiers[layer, expert] == Tier.PRIMARY
             at = int(placement.slots[layer, expert]) if on_device else host_at
-            raw = tuple(m.address_of(expert) for m in (gate, up, down))
+            raw = _addresses(parts[layer], expert)
             native.put_expert(layer, expert, bool(on_device), at, raw)
             host_at += 0 if on_device else slots[layer]
         done += experts * slots[layer]

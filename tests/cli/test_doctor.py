@@ -22,11 +22,55 @@ def test_the_cpu_path_works(report):
     assert result["ffi_api"]["built"] is not None
 
 
-def test_says_why_no_gpu_is_used(report):
+def test_says_of_every_gpu_whether_it_is_used_and_why(report):
     gpus = json.loads(report.out)["devices"][1:]
 
     assert gpus
-    assert all(not gpu["usable"] and "no GPU backend" in gpu["why"] for gpu in gpus)
+    assert all(isinstance(gpu["usable"], bool) and gpu["why"] for gpu in gpus)
+
+
+class FakeLibrary:
+    def __init__(self, devices, problem=None):
+        self._machine = {
+            "driver": "13.0",
+            "runtime": "13.0",
+            "problem": problem,
+            "devices": devices,
+        }
+
+    def machine(self):
+        return self._machine
+
+    def built_archs(self):
+        return ["80", "90"]
+
+
+def device(problem=None):
+    sizes = {"total_mib": 1000, "free_mib": 900}
+    about = {"index": 0, "name": "Card", "capability": "9.0", "pci_id": "0000:01:00.0"}
+    return {**about, **sizes, "problem": problem}
+
+
+@pytest.mark.parametrize(
+    ("library", "usable", "why"),
+    [
+        (FakeLibrary([device()]), True, "900 of 1000 MiB free"),
+        (FakeLibrary([device("built for 80 only")]), False, "built for 80 only"),
+        (FakeLibrary([], "no driver"), False, "no driver"),
+        (None, False, "no CUDA library"),
+    ],
+)
+def test_says_of_a_gpu_what_the_cuda_library_says(monkeypatch, library, usable, why):
+    def load(name):
+        if library is None:
+            raise ImportError(name)
+        return library
+
+    monkeypatch.setattr(checks.importlib, "import_module", load)
+
+    (gpu,) = checks._gpus(())
+    assert gpu["usable"] == usable
+    assert why in gpu["why"]
 
 
 def test_names_versions_and_libraries(report):

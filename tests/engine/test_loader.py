@@ -12,7 +12,7 @@ from tests.gguf_maker import TINY, make_model
 
 @pytest.fixture(scope="module")
 def params(tiny_pack):
-    return load_params(tiny_pack, primary_sharding())
+    return load_params(tiny_pack, primary_sharding("cpu"))
 
 
 def test_every_layer_gets_the_mixer_of_its_kind(params, tiny_pack):
@@ -63,13 +63,13 @@ def test_rotation_frequencies_fall_from_one_by_powers_of_theta(params):
 def test_everything_lies_on_the_primary_mesh_in_float32(params):
     for leaf in jax.tree.leaves(params):
         assert leaf.dtype == np.float32
-        assert leaf.sharding == primary_sharding()
+        assert leaf.sharding == primary_sharding("cpu")
 
 
 def test_a_file_without_an_indexer_needs_no_norms_for_it(tmp_path):
     dense = {"qwen4exp.attention.compress_ratios": ("i32[]", [0] * 5)}
     with open_pack(make_model(tmp_path / "dense.gguf", pairs=dense).path) as pack:
-        mixer = load_params(pack, primary_sharding()).layers[3].mixer
+        mixer = load_params(pack, primary_sharding("cpu")).layers[3].mixer
 
     assert isinstance(mixer, AttentionParams)
     assert np.all(np.asarray(mixer.index_q_norm) == 1)
@@ -79,7 +79,7 @@ def test_a_file_without_an_indexer_needs_no_norms_for_it(tmp_path):
 def test_half_precision_vectors_are_widened(tmp_path, kind):
     made = make_model(tmp_path / "half.gguf", types={"*_norm.weight": kind})
     with open_pack(made.path) as pack:
-        norm = load_params(pack, primary_sharding()).output_mixer.norm
+        norm = load_params(pack, primary_sharding("cpu")).output_mixer.norm
         assert np.array_equal(np.asarray(norm).ravel(), pack.vector("output_hc_norm.weight"))
 
     assert norm.dtype == np.float32

@@ -18,7 +18,7 @@ from tests.stepper import same_bits
 @pytest.fixture(scope="module")
 def block(tiny_pack):
     """Layer 0: (op set, form) -> a compiled block of (state, x, live)."""
-    params = load_params(tiny_pack, primary_sharding()).layers[0].mixer
+    params = load_params(tiny_pack, primary_sharding("cpu")).layers[0].mixer
     assert isinstance(params, LinearParams)
     store = fill_store(tiny_pack)
     sets = {"plain": plain_ops_of(tiny_pack), "native": native_ops(store.slot)}

@@ -138,14 +138,16 @@ def carried(call: Call, results: tuple[np.ndarray, ...]) -> Call:
     return changed(call, **{f"_{operand}": results[place] for operand, place in states.items()})
 
 
-def typed(op: str, roles: tuple[Role, ...], types: tuple[int, ...], config=EMBEDDED) -> Call:
+def typed(
+    op: str, roles: tuple[Role, ...], types: tuple[int, ...], config=EMBEDDED, rows: int = 3
+) -> Call:
     case = Case(
         name="typed",
         origin="this test",
         config=config,
         types=dict(zip(roles, types)),
         default_type=8,
-        rows=3,
+        rows=rows,
         roles=roles,
     )
     return make_call(op, case, seed=sum(types))
@@ -207,3 +209,23 @@ def test_passes_nan_on_as_the_cpu_does(backend: Backend):
 
     call = changed(call, _0=x)
     assert_same_bits(on_device(call, backend), on_cpu(call))
+
+
+@pytest.mark.parametrize("types", [(30, 30, 30), (0, 0, 0), (30, 0, 30), (0, 30, 8)])
+@pytest.mark.parametrize(("hidden", "low_rank"), [(256, 64), (288, 352), (2592, 32)])
+@pytest.mark.parametrize("live", [1, 8])
+def test_mixes_streams_by_unquantised_matrices_as_the_cpu_does(
+    types: tuple[int, int, int], hidden: int, low_rank: int, live: int, backend: Backend
+):
+    """Sizes: whole segments of a stream each; segments across streams; more of them than 40."""
+    roles = (Role.HC_ATTN_DOWN, Role.HC_ATTN_INJECT, Role.HC_ATTN_UP)
+    config = dataclasses.replace(EMBEDDED, hidden=hidden, low_rank=low_rank)
+    call = changed(typed("hyper_read", roles, types, config, rows=8), live=np.int32(live))
+    with device_store(backend, call.matrices) as store:
+        together = run_device(call, backend, store)
+        alone = run_device(one_row(call, call, live - 1), backend, store)
+
+    assert_agrees("hyper_read", together, on_cpu(call))
+    assert_same_bits(
+        tuple(part[:1] for part in alone), tuple(part[live - 1 : live] for part in together)
+    )

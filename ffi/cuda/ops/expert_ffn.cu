@@ -8,9 +8,9 @@
 // and nothing else.
 #include <algorithm>
 
-#include "cuda/numerics.cuh"
 #include "cuda/ops/expert_ffn.h"
-#include "cuda/products.cuh"
+#include "cuda/ops/expert_ffn_inline.cuh"
+#include "cuda/ops/expert_ffn_parts.cuh"
 
 namespace strata {
 namespace {
@@ -19,34 +19,8 @@ constexpr int kMostWarps = 16;
 
 constexpr int64_t Padded(int64_t count) { return (count + 15) / 16 * 16; }
 
-struct Params {
-  const float* x;
-  const int32_t* ids;
-  const float* weights;
-  const float* shared_weights;
-  const int32_t* live;
-  float* y;
-  int8_t* codes;  // [entries, hidden]
-  float* scales;  // [entries, hidden / 32]
-  int16_t* sums;  // [entries, hidden / 16]
-  float* hidden;  // [entries, hidden]
-  const uint8_t* const* experts;
-  uint32_t* usage;
-  int64_t up_at, down_at;
-  int32_t num_rows, num_active, width, hidden_width, routed_hidden, shared_hidden;
-  int32_t grids_at;   // of the code books in the first kernel's shared memory: gate's, then up's
-  int32_t hidden_at;  // of the quantised hidden rows in the second's
-  int32_t down_grids_at;       // there, too: down's, then the shared expert's
-  PanelMatrix gate, up, down;  // of routed experts; `bytes` unused
-  PanelMatrix shared_gate, shared_up, shared_down;
-};
-
-// Entry e of a row: routed ones first, then the shared.
-__device__ __forceinline__ int64_t EntryIndex(const Params& p, int64_t row, int e) {
-  return row * (p.num_active + 1) + e;
-}
-
-__global__ void __launch_bounds__(kMostWarps * 32) GateUpKernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kMostWarps * 32)
+    GateUpKernel(const __grid_constant__ FfnParams p) {
   STRATA_SHARED(unsigned char, shared);
   const int row = blockIdx.z;
   const int e = blockIdx.y;
@@ -102,18 +76,11 @@ __global__ void __launch_bounds__(kMostWarps * 32) GateUpKernel(const __grid_con
   }
   __syncthreads();
   if (warp != 0) return;
-  float g = 0.0f, u = 0.0f;
-  for (int s = 0; s < segments; ++s) g = __fadd_rn(g, sums[s * 32 + lane]);
-  for (int s = 0; s < segments; ++s) u = __fadd_rn(u, sums[(segments + s) * 32 + lane]);
-  const float h = SiluMul(g, u);
-  const int64_t entry = EntryIndex(p, row, e);
-  p.hidden[entry * p.hidden_width + panel * 32 + lane] = h;
-  const int64_t block = entry * (p.hidden_width / 32) + panel;
-  QuantizeBlockByWarp(h, lane, p.codes + block * 32, p.scales + block, p.sums + block * 2);
+  WriteHidden(p, sums, segments, row, e, panel, lane);
 }
 
 // The down matrix of an entry.
-__device__ __forceinline__ const uint8_t* DownBytes(const Params& p, int row, int e) {
+__device__ __forceinline__ const uint8_t* DownBytes(const FfnParams& p, int row, int e) {
   if (e == p.num_active) return p.shared_down.bytes;
   return p.experts[p.ids[row * p.num_active + e]] + p.down_at;
 }
@@ -123,7 +90,7 @@ __device__ __forceinline__ void CopyToShared(const T* from, T* to, int count) {
   for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[i];
 }
 
-__global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_constant__ FfnParams p) {
   STRATA_SHARED(unsigned char, shared);
   const int row = blockIdx.y;
   const int panel = blockIdx.x;
@@ -156,9 +123,11 @@ __global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_const
   const QuantizedShared q = QuantizedAt(shared + p.hidden_at, entries, p.hidden_width);
   const int64_t first = EntryIndex(p, row, 0);
   const int count = entries * p.hidden_width;
-  CopyToShared(p.codes + first * p.hidden_width, q.codes, count);
+  CopyToShared(reinterpret_cast<const uint4*>(p.codes + first * p.hidden_width),
+               reinterpret_cast<uint4*>(q.codes), count / 16);
   CopyToShared(p.scales + first * (p.hidden_width / 32), q.scales, count / 32);
-  CopyToShared(p.sums + first * (p.hidden_width / 16), q.sums, count / 16);
+  CopyToShared(reinterpret_cast<const int*>(p.sums + first * (p.hidden_width / 16)),
+               reinterpret_cast<int*>(q.sums), count / 32);
   __syncthreads();
   for (int job = warp; job < entries * most; job += warps) {
     const int e = job / most;
@@ -169,7 +138,7 @@ __global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_const
     const Rows rows = {q.codes + e * p.hidden_width,
                        q.scales + e * (p.hidden_width / 32),
                        q.sums + e * (p.hidden_width / 16),
-                       p.hidden + (first + e) * p.hidden_width,
+                       p.hidden == nullptr ? nullptr : p.hidden + (first + e) * p.hidden_width,
                        p.hidden_width,
                        reinterpret_cast<const uint32_t*>(routed ? grid : shared_grid),
                        routed ? copies : shared_copies};
@@ -191,16 +160,50 @@ __global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_const
   p.y[static_cast<int64_t>(row) * p.width + column] = y;
 }
 
-}  // namespace
+using Kernel = void (*)(const FfnParams);
 
-int64_t ExpertFfnWorkspace(int64_t num_rows, int64_t num_active, int64_t hidden) {
-  const int64_t entries = num_rows * (num_active + 1);
-  return entries * hidden * 4 + Padded(entries * (hidden / 32)) * 4 + entries * hidden +
-         entries * (hidden / 16) * 2;
+// The kernel built for layers whose routed gate and up have this type, with its code book's bytes;
+// null where there is none.
+struct Inlined {
+  Kernel kernel;
+  int64_t book_bytes;
+};
+
+Inlined InlineGateUp(GgmlType type) {
+  switch (type) {
+#define STRATA_CASE(name) \
+  case GgmlType::k##name: \
+    return {InlineGateUpKernel<Decode##name>, GridBytes(GgmlType::k##name, kBookCopies)}
+    STRATA_CASE(IQ3_S);
+    STRATA_CASE(IQ3_XXS);
+    STRATA_CASE(IQ4_XS);
+    STRATA_CASE(Q4_K);
+    STRATA_CASE(Q2_0);
+#undef STRATA_CASE
+    default:
+      return {nullptr, 0};
+  }
 }
 
-std::string ExpertFfn(const ExpertFfnArgs& a, cudaStream_t stream) {
-  Params p = {};
+Kernel InlineDown(GgmlType type) {
+  switch (type) {
+    case GgmlType::kIQ4_NL:
+      return InlineDownKernel<DecodeIQ4_NL>;
+    case GgmlType::kQ5_0:
+      return InlineDownKernel<DecodeQ5_0>;
+    case GgmlType::kQ8_0:
+      return InlineDownKernel<DecodeQ8_0>;
+    case GgmlType::kQ2_0:
+      return InlineDownKernel<DecodeQ2_0>;
+    default:
+      return nullptr;
+  }
+}
+
+bool IsQ8(const DeviceMatrix& m) { return m.type->type == GgmlType::kQ8_0; }
+
+FfnParams ParamsOf(const ExpertFfnArgs& a) {
+  FfnParams p = {};
   p.x = a.x;
   p.ids = a.ids;
   p.weights = a.weights;
@@ -217,6 +220,10 @@ std::string ExpertFfn(const ExpertFfnArgs& a, cudaStream_t stream) {
   p.routed_hidden = static_cast<int32_t>(a.routed->gate.rows);
   p.shared_hidden = static_cast<int32_t>(a.shared_gate->rows);
   p.hidden_width = std::max(p.routed_hidden, p.shared_hidden);
+  p.by_panels = DividerBy(p.hidden_width / 32);
+  p.by_entries = DividerBy(a.num_active + 1);
+  p.by_whole = DividerBy(std::max(p.hidden_width / 256, 1));
+  p.by_columns = DividerBy((a.width + 31) / 32);
   p.gate = ViewOf(a.routed->gate);
   p.up = ViewOf(a.routed->up);
   p.down = ViewOf(a.routed->down);
@@ -225,34 +232,77 @@ std::string ExpertFfn(const ExpertFfnArgs& a, cudaStream_t stream) {
   p.shared_down = ViewOf(*a.shared_down);
   const int64_t entries = a.num_rows * (a.num_active + 1);
   const int64_t hidden = p.hidden_width;
-  p.hidden = reinterpret_cast<float*>(a.workspace);
-  p.scales = p.hidden + entries * hidden;
+  float* floats = reinterpret_cast<float*>(a.workspace);
+  if (!p.down.quantised || !p.shared_down.quantised) p.hidden = floats;
+  p.scales = floats + entries * hidden;
   p.codes = reinterpret_cast<int8_t*>(p.scales + Padded(entries * (hidden / 32)));
   p.sums = reinterpret_cast<int16_t*>(p.codes + entries * hidden);
+  return p;
+}
+
+std::string LaunchGateUp(const ExpertFfnArgs& a, FfnParams p, cudaStream_t stream) {
   const int64_t segments = (a.width + 255) / 256;
-  Shape first;
-  first.grid = dim3(static_cast<unsigned>(hidden / 32), static_cast<unsigned>(a.num_active + 1),
+  const int64_t panels = p.hidden_width / 32;
+  Shape shape;
+  shape.stream = stream;
+  const Inlined inlined = InlineGateUp(p.gate.type);
+  if (inlined.kernel != nullptr && p.up.type == p.gate.type && IsQ8(*a.shared_gate) &&
+      IsQ8(*a.shared_up) && p.routed_hidden == p.shared_hidden && a.width % 256 == 0 &&
+      segments <= kPairWarps) {
+    const int64_t items = a.num_rows * (a.num_active + 1) * panels;
+    shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(items, 2 * kProcessors)));
+    shape.block = dim3(static_cast<unsigned>(32 * segments));
+    shape.shared_bytes = InlineGateUpShared(segments, inlined.book_bytes);
+    return Launch(inlined.kernel, shape, p);
+  }
+  shape.grid = dim3(static_cast<unsigned>(panels), static_cast<unsigned>(a.num_active + 1),
                     static_cast<unsigned>(a.num_rows));
-  first.block = dim3(static_cast<unsigned>(32 * std::min<int64_t>(2 * segments, 10)));
-  first.shared_bytes = QuantizedBytes(1, a.width) + static_cast<size_t>(2 * segments * 32 * 4);
-  first.shared_bytes = (first.shared_bytes + 15) / 16 * 16;
-  p.grids_at = static_cast<int32_t>(first.shared_bytes);
-  first.shared_bytes += std::max(GridSharedBytes(a.routed->gate) + GridSharedBytes(a.routed->up),
+  shape.block = dim3(static_cast<unsigned>(32 * std::min<int64_t>(2 * segments, 10)));
+  shape.shared_bytes = QuantizedBytes(1, a.width) + static_cast<size_t>(2 * segments * 32 * 4);
+  shape.shared_bytes = (shape.shared_bytes + 15) / 16 * 16;
+  p.grids_at = static_cast<int32_t>(shape.shared_bytes);
+  shape.shared_bytes += std::max(GridSharedBytes(a.routed->gate) + GridSharedBytes(a.routed->up),
                                  GridSharedBytes(*a.shared_gate) + GridSharedBytes(*a.shared_up));
-  first.stream = stream;
+  return Launch(GateUpKernel, shape, p);
+}
+
+std::string LaunchDown(const ExpertFfnArgs& a, FfnParams p, cudaStream_t stream) {
+  const int64_t hidden = p.hidden_width;
   const int64_t jobs = (a.num_active + 1) * ((hidden + 255) / 256);
-  Shape second;
-  second.grid = dim3(static_cast<unsigned>((a.width + 31) / 32), static_cast<unsigned>(a.num_rows));
-  second.block = dim3(static_cast<unsigned>(32 * std::min<int64_t>(jobs, kMostWarps)));
-  second.shared_bytes = static_cast<size_t>(jobs * 32 * 4);
-  p.hidden_at = static_cast<int32_t>(second.shared_bytes);
-  second.shared_bytes += (QuantizedBytes(a.num_active + 1, hidden) + 15) / 16 * 16;
-  p.down_grids_at = static_cast<int32_t>(second.shared_bytes);
-  second.shared_bytes += GridSharedBytes(a.routed->down) + GridSharedBytes(*a.shared_down);
-  second.stream = stream;
-  const std::string error = Launch(GateUpKernel, first, p);
-  if (!error.empty()) return error;
-  return Launch(DownKernel, second, p);
+  const int64_t panels = (a.width + 31) / 32;
+  Shape shape;
+  shape.stream = stream;
+  const Kernel inlined = InlineDown(p.down.type);
+  if (inlined != nullptr && IsQ8(*a.shared_down) && p.routed_hidden == p.shared_hidden &&
+      hidden % 128 == 0 && hidden >= 256 && a.num_active < 32) {
+    const int64_t warps = std::min<int64_t>(jobs, kDownWarps);
+    shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(a.num_rows * panels, kProcessors)));
+    shape.block = dim3(static_cast<unsigned>(32 * warps));
+    shape.shared_bytes = InlineDownShared(warps, jobs);
+    return Launch(inlined, shape, p);
+  }
+  shape.grid = dim3(static_cast<unsigned>(panels), static_cast<unsigned>(a.num_rows));
+  shape.block = dim3(static_cast<unsigned>(32 * std::min<int64_t>(jobs, kMostWarps)));
+  shape.shared_bytes = static_cast<size_t>(jobs * 32 * 4);
+  p.hidden_at = static_cast<int32_t>(shape.shared_bytes);
+  shape.shared_bytes += (QuantizedBytes(a.num_active + 1, hidden) + 15) / 16 * 16;
+  p.down_grids_at = static_cast<int32_t>(shape.shared_bytes);
+  shape.shared_bytes += GridSharedBytes(a.routed->down) + GridSharedBytes(*a.shared_down);
+  return Launch(DownKernel, shape, p);
+}
+
+}  // namespace
+
+int64_t ExpertFfnWorkspace(int64_t num_rows, int64_t num_active, int64_t hidden) {
+  const int64_t entries = num_rows * (num_active + 1);
+  return entries * hidden * 4 + Padded(entries * (hidden / 32)) * 4 + entries * hidden +
+         entries * (hidden / 16) * 2;
+}
+
+std::string ExpertFfn(const ExpertFfnArgs& a, cudaStream_t stream) {
+  const FfnParams p = ParamsOf(a);
+  const std::string error = LaunchGateUp(a, p, stream);
+  return error.empty() ? LaunchDown(a, p, stream) : error;
 }
 
 }  // namespace strata

@@ -1,64 +1,33 @@
 // Two kernels. The first computes the norms and the products with `down` and `inject`, a block for
 // each segment of the flattened streams; the second the products with `up` and the mix. The streams
 // are written by the second only: every block of the first still reads the old ones.
+//
+// Each comes twice. The mixers of most files are BF16, large and read at every block of every
+// layer: for them warps hold single blocks of 32 in registers, many of them side by side. The
+// others leave a segment to a warp.
 #include <algorithm>
 
-#include "cuda/numerics.cuh"
 #include "cuda/ops/hyper_read.h"
-#include "cuda/products.cuh"
+#include "cuda/ops/hyper_read_parts.cuh"
 
 namespace strata {
 namespace {
 
-constexpr int kDownWarps = 6;
+constexpr int kDownWarps = 8;
 constexpr int kUpWarps = 8;
 
-struct Params {
-  const float* streams;
-  float* new_streams;
-  const float* y;
-  const float* beta;
-  const float* norm;
-  const int32_t* live;
-  float* x;
-  float* next_beta;
-  float* scales;  // [T, J]                       1 / rms of each stream
-  float* sums;    // [T, segments of J*D, R + J]  of down and inject
-  int32_t num_rows, num_streams, width, rank, num_sums, down_segments, down_panels;
-  float eps;
-  bool injected;
-  int32_t up_grid_at;  // of up's code book in the second kernel's shared memory
-  PanelMatrix down, inject, up;
-};
-
-__device__ __forceinline__ float Written(const Params& p, int64_t row, int stream, int d) {
-  return fmaf(p.beta[row * p.num_streams + stream], p.y[row * p.width + d],
-              p.streams[(row * p.num_streams + stream) * p.width + d]);
-}
-
-// 1 / rms of one stream of one row, by the whole block; the same tree whatever else the block does.
-__device__ __forceinline__ float InverseRms(const Params& p, int64_t row, int stream,
-                                            float* scratch) {
-  float sum = 0.0f;
-  // Strided as 192 threads whatever the block, so that every block gets the same bits.
-  for (int d = threadIdx.x; d < p.width; d += kDownWarps * 32) {
-    const float value = Written(p, row, stream, d);
-    sum = fmaf(value, value, sum);
-  }
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-  __syncthreads();  // the scratch of the call before is read
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = sum;
-  __syncthreads();
-  float total = 0.0f;
-  for (int w = 0; w < kDownWarps; ++w) total += scratch[w];
-  return 1.0f / sqrtf(total / static_cast<float>(p.width) + p.eps);
-}
+// Of the kernels for BF16: a block has four panels of `down`, and four warps share a panel.
+constexpr int kHeldPanels = 4;
+constexpr int kHeldBlocks = 2;  // that a warp holds at a time
+constexpr int kHeldDownWarps = kHeldPanels * 8 / kHeldBlocks;
+constexpr int kHeldUpWarps = 20;  // 4 streams of 320 columns make 40 blocks
+constexpr int kHeldUpMostBytes = 96 * 1024;
 
 __global__ void __launch_bounds__(kDownWarps * 32)
-    HyperDownKernel(const __grid_constant__ Params p) {
+    HyperDownKernel(const __grid_constant__ HyperParams p) {
   __shared__ __align__(16) unsigned char quantised[QuantizedBytes(kMostRows, 256)];
   __shared__ __align__(16) float normed[kMostRows * 256];
-  __shared__ float scratch[kDownWarps];
+  __shared__ float scratch[2 * kDownWarps];
   STRATA_SHARED(unsigned char, grids);  // of down, then of inject
   const int segment = blockIdx.x;
   const int lane = threadIdx.x % 32;
@@ -67,41 +36,28 @@ __global__ void __launch_bounds__(kDownWarps * 32)
   const int per_block = (panels + gridDim.y - 1) / gridDim.y;
   const int first_panel = blockIdx.y * per_block;
   const int end_panel = min(first_panel + per_block, panels);
-  for (int panel = first_panel + warp; panel < end_panel; panel += kDownWarps) {
+  const auto unit_of = [&](int panel) {
     const PanelMatrix& m = panel < p.down_panels ? p.down : p.inject;
     const int own = panel < p.down_panels ? panel : 0;
-    PrefetchUnit(m.bytes + own * m.panel_bytes + static_cast<int64_t>(segment) * m.unit_bytes,
-                 m.unit_bytes, lane);
-  }
-  const int first_row = blockIdx.z * kMostRows;
-  const int num_rows = min(kMostRows, *p.live - first_row);
-  if (num_rows <= 0) return;
-  const int down_copies = StageGridOf(p.down.type, grids);
+    return UnitAt(m, own, segment);
+  };
   unsigned char* inject_grid = grids + GridBytes(p.down.type, GridCopies(p.down.type));
-  const int inject_copies = p.injected ? StageGridOf(p.inject.type, inject_grid) : 0;
-  const int begin = segment * 256;
-  const int count = min(256, p.num_streams * p.width - begin);
-  const int first_stream = begin / p.width;
-  const int last_stream = (begin + count - 1) / p.width;
-  for (int r = 0; r < num_rows; ++r) {
-    const int64_t row = first_row + r;
-    for (int s = first_stream; s <= last_stream; ++s) {
-      const float scale = InverseRms(p, row, s, scratch);
-      if (threadIdx.x == 0 && s * p.width >= begin && blockIdx.y == 0) {
-        p.scales[row * p.num_streams + s] = scale;
-      }
-      const int from = max(begin, s * p.width);
-      const int to = min(begin + count, (s + 1) * p.width);
-      for (int i = from + threadIdx.x; i < to; i += blockDim.x) {
-        normed[r * 256 + i - begin] = Written(p, row, s, i - s * p.width) * scale * p.norm[i];
-      }
+  int down_copies = 0, inject_copies = 0;
+  const int num_rows = NormRows<kDownWarps>(p, normed, scratch, [&] {
+    for (int panel = first_panel + warp; panel < end_panel; panel += kDownWarps) {
+      const PanelMatrix& m = panel < p.down_panels ? p.down : p.inject;
+      PrefetchUnit(unit_of(panel), m.unit_bytes, lane);
     }
-  }
-  __syncthreads();
+    down_copies = StageGridOf(p.down.type, grids);
+    if (p.injected) inject_copies = StageGridOf(p.inject.type, inject_grid);
+  });
+  if (num_rows <= 0) return;
+  PrefetchUp(p);
+  const int first_row = blockIdx.z * kMostRows;
+  const int blocks = min(8, p.down.cols / 32 - segment * 8);
   const QuantizedShared q = QuantizedAt(quantised, kMostRows, 256);
   if (p.down.quantised || (p.injected && p.inject.quantised)) {
     // Rows lie 256 apart whatever the segment's length.
-    const int blocks = count / 32;
     for (int job = warp; job < num_rows * blocks; job += kDownWarps) {
       const int r = job / blocks;
       const int b = job % blocks;
@@ -114,31 +70,69 @@ __global__ void __launch_bounds__(kDownWarps * 32)
   for (int panel = first_panel + warp; panel < end_panel; panel += kDownWarps) {
     const bool is_down = panel < p.down_panels;
     const PanelMatrix& m = is_down ? p.down : p.inject;
-    const int own = is_down ? panel : 0;
-    if (own * 32 + lane >= m.rows) continue;
-    const uint8_t* unit =
-        m.bytes + own * m.panel_bytes + static_cast<int64_t>(segment) * m.unit_bytes;
+    if ((is_down ? panel : 0) * 32 + lane >= m.rows) continue;
     rows.grid = reinterpret_cast<const uint32_t*>(is_down ? grids : inject_grid);
     rows.grid_copies = is_down ? down_copies : inject_copies;
     float acc[kMostRows];
-    SegmentDot(m.type, unit, lane, count / 32, rows, 0, num_rows, acc);
-    const int column = is_down ? panel * 32 + lane : p.rank + lane;
+    SegmentDot(m.type, unit_of(panel), lane, blocks, rows, 0, num_rows, acc);
     for (int r = 0; r < num_rows; ++r) {
-      p.sums[((first_row + r) * static_cast<int64_t>(p.down_segments) + segment) * p.num_sums +
-             column] = acc[r];
+      SumsOf(p, first_row + r, panel)[segment * 32 + lane] = acc[r];
     }
   }
 }
 
-// A product's total: the segments' sums in ascending order, from +0 (contract T).
-__device__ __forceinline__ float Total(const Params& p, int64_t row, int column) {
-  float total = 0.0f;
-  const float* sums = p.sums + row * p.down_segments * p.num_sums + column;
-  for (int s = 0; s < p.down_segments; ++s) total = __fadd_rn(total, sums[s * p.num_sums]);
-  return total;
+__global__ void __launch_bounds__(kHeldDownWarps * 32)
+    HyperDownHeldKernel(const __grid_constant__ HyperParams p) {
+  __shared__ __align__(16) float normed[kMostRows * 256];
+  __shared__ float products[kMostRows * kHeldPanels * 8 * 32];
+  __shared__ float scratch[2 * kHeldDownWarps];
+  constexpr int kWarpsOfPanel = 8 / kHeldBlocks;
+  const int segment = blockIdx.x;
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int place = warp / kWarpsOfPanel;  // of the panel within the block
+  const int first_block = warp % kWarpsOfPanel * kHeldBlocks;
+  const int blocks = min(8, p.down.cols / 32 - segment * 8);
+  const auto rows_of = [&](int panel) {  // of the matrix that are in it
+    if (panel < p.down_panels) return p.down.rows - panel * 32;
+    return panel == p.down_panels && p.injected ? p.inject.rows : 0;
+  };
+  const int panel = blockIdx.y * kHeldPanels + place;
+  const bool own = lane < rows_of(panel);
+  Held held[kHeldBlocks] = {};
+  const int num_rows = NormRows<kHeldDownWarps>(p, normed, scratch, [&] {
+    const bool is_down = panel < p.down_panels;
+    const PanelMatrix& m = is_down ? p.down : p.inject;
+    const uint8_t* unit = UnitAt(m, is_down ? panel : 0, segment);
+#pragma unroll
+    for (int k = 0; k < kHeldBlocks; ++k) {
+      if (own && first_block + k < blocks) Hold(unit, first_block + k, lane, &held[k]);
+    }
+  });
+  if (num_rows <= 0) return;
+  PrefetchUp(p);
+  const float* x[kHeldBlocks];
+  for (int k = 0; k < kHeldBlocks; ++k) x[k] = normed + (first_block + k) * 32;
+  // Blocks past the end give sums that are not used.
+  MultiplyHeld(held, x, 256, num_rows, [&](int k, int r, float product) {
+    products[((r * kHeldPanels + place) * 8 + first_block + k) * 32 + lane] = product;
+  });
+  __syncthreads();
+  for (int job = warp; job < num_rows * kHeldPanels; job += kHeldDownWarps) {
+    const int panel_of_job = blockIdx.y * kHeldPanels + job % kHeldPanels;
+    if (lane >= rows_of(panel_of_job)) continue;
+    float sum = 0.0f;
+#pragma unroll
+    for (int b = 0; b < 8; ++b) {
+      if (b < blocks) sum = __fadd_rn(sum, products[(job * 8 + b) * 32 + lane]);
+    }
+    const int row = blockIdx.z * kMostRows + job / kHeldPanels;
+    SumsOf(p, row, panel_of_job)[segment * 32 + lane] = sum;
+  }
 }
 
-__global__ void __launch_bounds__(kUpWarps * 32) HyperUpKernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kUpWarps * 32)
+    HyperUpKernel(const __grid_constant__ HyperParams p) {
   STRATA_SHARED(unsigned char, shared);
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
@@ -146,48 +140,22 @@ __global__ void __launch_bounds__(kUpWarps * 32) HyperUpKernel(const __grid_cons
   const int tile = blockIdx.x;  // columns [32 tile, 32 tile + 32) of every stream
   const int panels_of_stream = p.width / 32;
   const int jobs = p.num_streams * segments;
-  for (int job = warp; job < jobs; job += kUpWarps) {
-    const int panel = job / segments * panels_of_stream + tile;
-    PrefetchUnit(p.up.bytes + panel * p.up.panel_bytes +
-                     static_cast<int64_t>(job % segments) * p.up.unit_bytes,
-                 p.up.unit_bytes, lane);
-  }
-  const int first_row = blockIdx.y * kMostRows;
-  const int num_live = *p.live;
-  const int num_rows = min(kMostRows, num_live - first_row);
-  const int last_row = min(first_row + kMostRows, p.num_rows);
-  // Dead rows: their streams stay, the rest is zero.
-  for (int row = max(first_row, num_live) + warp; row < last_row; row += kUpWarps) {
-    const int d = tile * 32 + lane;
-    p.x[static_cast<int64_t>(row) * p.width + d] = 0.0f;
-    for (int s = 0; s < p.num_streams; ++s) {
-      const int64_t at = (static_cast<int64_t>(row) * p.num_streams + s) * p.width + d;
-      if (p.new_streams != p.streams) p.new_streams[at] = p.streams[at];
-      if (tile == 0 && lane == 0) p.next_beta[row * p.num_streams + s] = 0.0f;
-    }
-  }
-  if (num_rows <= 0) return;
   float* mixed = reinterpret_cast<float*>(shared);  // [kMostRows, R]
   float* products = mixed + kMostRows * p.rank;     // [J, segments, kMostRows, 32]
-  unsigned char* codes = reinterpret_cast<unsigned char*>(products + jobs * kMostRows * 32);
-  const int copies = StageGridOf(p.up.type, shared + p.up_grid_at);
-  const float share = static_cast<float>(p.num_streams);
-  for (int i = threadIdx.x; i < num_rows * p.rank; i += blockDim.x) {
-    const int r = i / p.rank;
-    mixed[i] = SiluMul(Total(p, first_row + r, i - r * p.rank) / share, 1.0f);
-  }
-  if (tile == 0) {
-    for (int i = threadIdx.x; i < num_rows * p.num_streams; i += blockDim.x) {
-      const int r = i / p.num_streams;
-      const int s = i - r * p.num_streams;
-      float beta = 0.0f;
-      if (p.injected) {
-        const float logit = Total(p, first_row + r, p.rank + s) / share;
-        beta = 2.0f / (1.0f + expf(-logit));
-      }
-      p.next_beta[(first_row + r) * p.num_streams + s] = beta;
+  float* terms = products + jobs * kMostRows * 32;  // [kMostRows, J, 32]
+  unsigned char* codes = reinterpret_cast<unsigned char*>(terms + kMostRows * p.num_streams * 32);
+  int copies = 0;
+  const int num_rows = MixedRows(p, mixed, [&] {
+    for (int job = warp; job < jobs; job += kUpWarps) {
+      const int panel = job / segments * panels_of_stream + tile;
+      PrefetchUnit(UnitAt(p.up, panel, job % segments), p.up.unit_bytes, lane);
     }
-  }
+    copies = StageGridOf(p.up.type, shared + p.up_grid_at);
+  });
+  if (num_rows <= 0) return ClearDeadRows(p);
+  const auto first = Divided(warp, p.num_streams);
+  MixInput input = {};
+  if (first.quotient < num_rows) input = LoadMixInput(p, first.quotient, first.rest);
   __syncthreads();
   const QuantizedShared q = QuantizedAt(codes, kMostRows, p.rank);
   if (p.up.quantised) QuantizeRows(mixed, p.rank, num_rows, p.rank, q);
@@ -202,33 +170,129 @@ __global__ void __launch_bounds__(kUpWarps * 32) HyperUpKernel(const __grid_cons
     for (int r = 0; r < num_rows; ++r) products[(job * kMostRows + r) * 32 + lane] = acc[r];
   }
   __syncthreads();
-  const int d = tile * 32 + lane;
-  for (int r = warp; r < num_rows; r += kUpWarps) {
-    const int64_t row = first_row + r;
-    float sum = 0.0f;
-    for (int s = 0; s < p.num_streams; ++s) {
-      float gate = 0.0f;
-      for (int g = 0; g < segments; ++g) {
-        gate = __fadd_rn(gate, products[((s * segments + g) * kMostRows + r) * 32 + lane]);
-      }
-      const float value = Written(p, row, s, d);
-      const float normed = value * p.scales[row * p.num_streams + s] * p.norm[s * p.width + d];
-      sum = fmaf(1.0f / (1.0f + expf(-gate)), normed, sum);
-      p.new_streams[(row * p.num_streams + s) * p.width + d] = value;
+  ClearDeadRows(p);
+  Mix(p, num_rows, input, terms, [&](int r, int s) {
+    float gate = 0.0f;
+    for (int g = 0; g < segments; ++g) {
+      gate = __fadd_rn(gate, products[((s * segments + g) * kMostRows + r) * 32 + lane]);
     }
-    p.x[row * p.width + d] = sum / share;
+    return gate;
+  });
+}
+
+// Shared: mixed [kMostRows, R], products [kMostRows, J, blocks of R, 32], terms [kMostRows, J, 32].
+int64_t HeldUpBytes(int64_t num_streams, int64_t rank) {
+  return 4 * kMostRows * (rank + num_streams * rank + num_streams * 32);
+}
+
+__global__ void __launch_bounds__(kHeldUpWarps * 32)
+    HyperUpHeldKernel(const __grid_constant__ HyperParams p) {
+  STRATA_SHARED(float, mixed);
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int blocks = p.rank / 32;
+  const int jobs = p.num_streams * blocks;
+  float* products = mixed + kMostRows * p.rank;
+  float* terms = products + kMostRows * jobs * 32;
+  Held held[kHeldBlocks] = {};
+  const float* x[kHeldBlocks];
+  // Jobs warp, warp + kHeldUpWarps, ... of those from `first`: a stream's panel and a block.
+  const auto hold = [&](int first) {
+#pragma unroll
+    for (int k = 0; k < kHeldBlocks; ++k) {
+      const auto job = Divided(min(first + warp + k * kHeldUpWarps, jobs - 1), blocks);
+      const int panel = job.quotient * (p.width / 32) + blockIdx.x;
+      Hold(UnitAt(p.up, panel, job.rest / 8), job.rest % 8, lane, &held[k]);
+      x[k] = mixed + job.rest * 32;
+    }
+  };
+  const int num_rows = MixedRows(p, mixed, [&] { hold(0); });
+  if (num_rows <= 0) return ClearDeadRows(p);
+  const auto place = Divided(warp, p.num_streams);
+  MixInput input = {};
+  if (place.quotient < num_rows) input = LoadMixInput(p, place.quotient, place.rest);
+  __syncthreads();
+  for (int first = 0; first < jobs; first += kHeldBlocks * kHeldUpWarps) {
+    if (first > 0) hold(first);
+    MultiplyHeld(held, x, p.rank, num_rows, [&](int k, int r, float product) {
+      const int job = first + warp + k * kHeldUpWarps;
+      if (job < jobs) products[(r * jobs + job) * 32 + lane] = product;
+    });
   }
+  __syncthreads();
+  ClearDeadRows(p);
+  Mix(p, num_rows, input, terms, [&](int r, int s) {
+    const float* of_blocks = products + (r * jobs + s * blocks) * 32 + lane;
+    float gate = 0.0f;
+    for (int segment = 0; segment < blocks; segment += 8) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int b = segment; b < segment + 8; ++b) {
+        if (b < blocks) sum = __fadd_rn(sum, of_blocks[b * 32]);
+      }
+      gate = __fadd_rn(gate, sum);
+    }
+    return gate;
+  });
+}
+
+std::string LaunchDown(const HyperReadArgs& a, const HyperParams& p, unsigned groups,
+                       cudaStream_t stream) {
+  const auto held = [](const DeviceMatrix* m) { return m->type->type == GgmlType::kBF16; };
+  const unsigned segments = static_cast<unsigned>(p.down_segments);
+  const unsigned panels = static_cast<unsigned>(p.down_panels) + (p.injected ? 1 : 0);
+  Shape shape;
+  shape.stream = stream;
+  if (held(a.down) && (!p.injected || held(a.inject))) {
+    shape.grid = dim3(segments, (panels + kHeldPanels - 1) / kHeldPanels, groups);
+    shape.block = dim3(kHeldDownWarps * 32);
+    return Launch(HyperDownHeldKernel, shape, p);
+  }
+  shape.grid = dim3(segments, (panels + kDownWarps - 1) / kDownWarps, groups);
+  shape.block = dim3(kDownWarps * 32);
+  shape.shared_bytes = GridSharedBytes(*a.down) + (p.injected ? GridSharedBytes(*a.inject) : 0);
+  return Launch(HyperDownKernel, shape, p);
+}
+
+std::string LaunchUp(const HyperReadArgs& a, HyperParams p, unsigned groups, cudaStream_t stream) {
+  Shape shape;
+  shape.stream = stream;
+  shape.grid = dim3(static_cast<unsigned>(p.width / 32), groups);
+  const int64_t held_bytes = HeldUpBytes(p.num_streams, p.rank);
+  if (p.up.type == GgmlType::kBF16 && held_bytes <= kHeldUpMostBytes) {
+    shape.block = dim3(kHeldUpWarps * 32);
+    shape.shared_bytes = static_cast<size_t>(held_bytes);
+    return Launch(HyperUpHeldKernel, shape, p);
+  }
+  const int64_t segments = (p.rank + 255) / 256;
+  shape.block = dim3(kUpWarps * 32);
+  shape.shared_bytes = static_cast<size_t>(
+      4 * kMostRows * (p.rank + p.num_streams * segments * 32 + p.num_streams * 32));
+  if (p.up.quantised) shape.shared_bytes += QuantizedBytes(kMostRows, p.rank);
+  shape.shared_bytes = (shape.shared_bytes + 15) / 16 * 16;
+  p.up_grid_at = static_cast<int32_t>(shape.shared_bytes);
+  shape.shared_bytes += GridSharedBytes(*a.up);
+  return Launch(HyperUpKernel, shape, p);
 }
 
 }  // namespace
 
 int64_t HyperReadWorkspace(int64_t num_rows, int64_t num_streams, int64_t width, int64_t rank) {
   const int64_t segments = (num_streams * width + 255) / 256;
-  return num_rows * num_streams + num_rows * segments * (rank + num_streams);
+  return num_rows * num_streams + num_rows * segments * (rank + 32);
 }
 
 std::string HyperRead(const HyperReadArgs& a, cudaStream_t stream) {
-  Params p = {};
+  const int64_t values =
+      std::max(a.num_rows * a.num_streams * a.width,
+               HyperReadWorkspace(a.num_rows, a.num_streams, a.width, a.down->rows));
+  const int64_t bytes =
+      std::max(a.down->panels() * a.down->panel_bytes, a.up->panels() * a.up->panel_bytes);
+  if (std::max(values, bytes) > INT32_MAX) {
+    return std::to_string(values) + " values and " + std::to_string(bytes) +
+           " bytes of weights, expected at most 2^31 - 1 of either";
+  }
+  HyperParams p = {};
   p.streams = a.streams;
   p.new_streams = a.new_streams;
   p.y = a.y;
@@ -243,36 +307,18 @@ std::string HyperRead(const HyperReadArgs& a, cudaStream_t stream) {
   p.num_streams = static_cast<int32_t>(a.num_streams);
   p.width = static_cast<int32_t>(a.width);
   p.rank = static_cast<int32_t>(a.down->rows);
-  p.num_sums = p.rank + p.num_streams;
   p.down_segments = static_cast<int32_t>(a.down->segments());
   p.down_panels = static_cast<int32_t>(a.down->panels());
   p.eps = a.eps;
+  p.inverse_width = 1.0f / static_cast<float>(a.width);
+  p.inverse_streams = 1.0f / static_cast<float>(a.num_streams);
   p.injected = a.inject != nullptr;
   p.down = ViewOf(*a.down);
   if (p.injected) p.inject = ViewOf(*a.inject);
   p.up = ViewOf(*a.up);
   const unsigned groups = static_cast<unsigned>((a.num_rows + kMostRows - 1) / kMostRows);
-  const int panels = p.down_panels + (p.injected ? 1 : 0);
-  Shape down;
-  down.grid = dim3(static_cast<unsigned>(p.down_segments),
-                   static_cast<unsigned>((panels + kDownWarps - 1) / kDownWarps), groups);
-  down.block = dim3(kDownWarps * 32);
-  down.shared_bytes = GridSharedBytes(*a.down) + (p.injected ? GridSharedBytes(*a.inject) : 0);
-  down.stream = stream;
-  const std::string error = Launch(HyperDownKernel, down, p);
-  if (!error.empty()) return error;
-  const int64_t segments = (p.rank + 255) / 256;
-  Shape up;
-  up.grid = dim3(static_cast<unsigned>(p.width / 32), groups);
-  up.block = dim3(kUpWarps * 32);
-  up.shared_bytes =
-      static_cast<size_t>(kMostRows * p.rank * 4 + p.num_streams * segments * kMostRows * 32 * 4) +
-      (p.up.quantised ? QuantizedBytes(kMostRows, p.rank) : 0);
-  up.shared_bytes = (up.shared_bytes + 15) / 16 * 16;
-  p.up_grid_at = static_cast<int32_t>(up.shared_bytes);
-  up.shared_bytes += GridSharedBytes(*a.up);
-  up.stream = stream;
-  return Launch(HyperUpKernel, up, p);
+  const std::string error = LaunchDown(a, p, groups, stream);
+  return error.empty() ? LaunchUp(a, p, groups, stream) : error;
 }
 
 }  // namespace strata

@@ -1,138 +1,24 @@
 #include <algorithm>
 
-#include "cuda/ops/quant_matmul.h"
-#include "cuda/products.cuh"
+#include "cuda/ops/quant_matmul_parts.cuh"
 
 namespace strata {
 namespace {
 
-constexpr int kMostWarps = 16;
-constexpr int64_t kTargetBlocks = 264;  // two for each multiprocessor of the largest cards
-constexpr int kMostPanels = 1 << 16;    // counters of arrivals
+using matmul::Kernel;
+using matmul::kWarps;
+using matmul::Mode;
+using matmul::Params;
+using matmul::Slice;
 
-struct Slice {
-  PanelMatrix matrix;
-  int32_t first_panel;  // of the launch
-  int32_t column;       // of the result
-};
+constexpr int64_t kSharedBudget = 96 * 1024;  // what every supported card gives a block
+constexpr int kGridBudget = 32 * 1024;        // of it for code books, if they can do with less
 
-struct Params {
-  Slice slices[kMostMatrices];
-  int32_t num_slices;
-  const float* x;
-  const int32_t* live;
-  float* y;
-  float* workspace;  // [groups, panels, segments, group_rows, 32] where splits > 1
-  int32_t num_rows;
-  int32_t width;
-  int32_t num_columns;
-  int32_t num_panels;
-  int32_t group_rows;  // activation rows a block serves, at most kMostRows
-  int32_t splits;      // blocks that share the segments of a panel
-  int32_t segments;
-  int32_t grid_at;  // of the code book in shared memory
-};
-
-// How many blocks of a panel have left their sums. A launch leaves zeros behind, and all launches
-// of a device are on its one compute stream, so no two of them count at once.
-__device__ unsigned arrivals[kMostPanels];
-
-__device__ __forceinline__ const Slice& FindSlice(const Params& p, int panel) {
-  int i = 0;
-  while (i + 1 < p.num_slices && panel >= p.slices[i + 1].first_panel) ++i;
-  return p.slices[i];
-}
-
-// Adds the segments' sums in order and writes the panel's columns. `sums` is [segments, group_rows,
-// 32]; where other blocks wrote some of it, it is read past the first-level cache.
-__device__ __forceinline__ void WriteColumns(const Params& p, const Slice& slice, int panel,
-                                             const float* sums, int first_row, int num_rows) {
-  for (int i = threadIdx.x; i < num_rows * 32; i += blockDim.x) {
-    const int lane = i % 32;
-    const int r = i / 32;
-    const int row = (panel - slice.first_panel) * 32 + lane;
-    if (row >= slice.matrix.rows) continue;
-    float total = 0.0f;
-    for (int s = 0; s < p.segments; ++s) {
-      const float* sum = sums + (s * p.group_rows + r) * 32 + lane;
-      total = __fadd_rn(total, p.splits > 1 ? __ldcg(sum) : *sum);
-    }
-    p.y[static_cast<int64_t>(first_row + r) * p.num_columns + slice.column + row] = total;
-  }
-}
-
-__device__ __forceinline__ void ZeroDeadRows(const Params& p, int first_row, int num_live) {
-  const int first = max(first_row, num_live);
-  const int last = min(first_row + p.group_rows, p.num_rows);
-  const int64_t begin = static_cast<int64_t>(first) * p.num_columns;
-  const int64_t end = static_cast<int64_t>(last) * p.num_columns;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = begin + static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < end;
-       i += step) {
-    p.y[i] = 0.0f;
-  }
-}
-
-__global__ void __launch_bounds__(kMostWarps * 32)
-    QuantMatmulKernel(const __grid_constant__ Params p) {
-  STRATA_SHARED(unsigned char, shared);
-  __shared__ bool last_to_arrive;
-  const int panel = blockIdx.x / p.splits;
-  const int split = blockIdx.x % p.splits;
-  const Slice& slice = FindSlice(p, panel);
-  const PanelMatrix& m = slice.matrix;
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int warps = blockDim.x / 32;
-  const int own_panel = panel - slice.first_panel;
-  const int per_split = (p.segments + p.splits - 1) / p.splits;
-  const int first_segment = split * per_split;
-  const int end_segment = min(first_segment + per_split, p.segments);
-  const uint8_t* panel_at = m.bytes + own_panel * m.panel_bytes;
-  for (int s = first_segment + warp; s < end_segment; s += warps) {
-    PrefetchUnit(panel_at + static_cast<int64_t>(s) * m.unit_bytes, m.unit_bytes, lane);
-  }
-  const int first_row = blockIdx.y * p.group_rows;
-  const int num_live = *p.live;
-  ZeroDeadRows(p, first_row, num_live);
-  if (first_row >= num_live) return;
-  const int num_rows = min(p.group_rows, num_live - first_row);
-  const float* x = p.x + static_cast<int64_t>(first_row) * p.width;
-  const QuantizedShared q = QuantizedAt(shared, p.group_rows, p.width);
-  const int copies = StageGridOf(m.type, shared + p.grid_at);
-  if (m.quantised) QuantizeRows(x, p.width, num_rows, p.width, q);  // ends with a barrier
-  const Rows rows = {q.codes, q.scales, q.sums,
-                     x,       p.width,  reinterpret_cast<const uint32_t*>(shared + p.grid_at),
-                     copies};
-
-  // [segments, group_rows, 32]
-  float* local = reinterpret_cast<float*>(shared + QuantizedBytes(p.group_rows, p.width));
-  float* sums = local;
-  if (p.splits > 1) {
-    sums = p.workspace + (static_cast<int64_t>(blockIdx.y) * p.num_panels + panel) * p.segments *
-                             p.group_rows * 32;
-  }
-  for (int s = first_segment + warp; s < end_segment; s += warps) {
-    float acc[kMostRows];
-    MultiplySegment(m, m.bytes, own_panel, s, rows, num_rows, lane, acc);
-    for (int r = 0; r < num_rows; ++r) sums[(s * p.group_rows + r) * 32 + lane] = acc[r];
-  }
-  if (p.splits > 1) {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      unsigned* counter = arrivals + (blockIdx.y * p.num_panels + panel) % kMostPanels;
-      const unsigned before = atomicAdd(counter, 1u);
-      last_to_arrive = before + 1 == static_cast<unsigned>(p.splits);
-      if (last_to_arrive) *counter = 0;
-    }
-    __syncthreads();
-    if (!last_to_arrive) return;
-    __threadfence();
-  } else {
-    __syncthreads();
-  }
-  WriteColumns(p, slice, panel, sums, first_row, num_rows);
+int Multiprocessors() {
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 1;  // the launch will say what is wrong
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return std::max(count, 1);
 }
 
 int GroupRows(int64_t num_rows, int64_t width) {
@@ -141,73 +27,170 @@ int GroupRows(int64_t num_rows, int64_t width) {
   return static_cast<int>(rows);
 }
 
-// How a launch is cut: activation rows of a group, panels, and blocks for each panel.
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Blocks of 32 values of a part: float32 has the longest, whose loads come one after the other.
+int PartBlocks(const DeviceMatrix& matrix, Mode mode) {
+  return matrix.type->type == GgmlType::kF32 && mode == Mode::kParts ? 1 : 8;
+}
+
+int64_t PartsOfPanel(const DeviceMatrix& matrix, Mode mode) {
+  return CeilDiv(matrix.cols / 32, PartBlocks(matrix, mode));
+}
+
+using Matrices = std::vector<const DeviceMatrix*>;
+
+// The code books of a launch, one for each type that has one, with as many copies as fit.
+int GridBytesOf(const Matrices& matrices, int most_copies, Params* p) {
+  int bytes = 0;
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    const GgmlType type = matrices[i]->type->type;
+    const auto same = [&](const DeviceMatrix* m) { return m->type->type == type; };
+    const size_t first = static_cast<size_t>(std::find_if(matrices.begin(), matrices.end(), same) -
+                                             matrices.begin());
+    const int copies = std::min(GridCopies(type), most_copies);
+    if (p != nullptr) {
+      Slice& slice = p->slices[i];
+      slice.grid_copies = copies;
+      slice.stages_grid = copies > 0 && first == i;
+      slice.grid_at = first == i ? bytes : p->slices[first].grid_at;
+    }
+    if (first == i) bytes += GridBytes(type, copies);
+  }
+  return bytes;
+}
+
+// How a launch is cut.
 struct Cut {
-  int64_t group_rows, groups, panels, segments, splits;
+  Mode mode;
+  int64_t group_rows, groups, panels, parts, runs;
+  int64_t sums;  // of a block: parts whose sums lie in shared memory
+  int most_copies;
+  int64_t grid_bytes, row_bytes;  // of shared memory
+
+  int64_t SumsBytes() const { return sums * group_rows * 32 * 4; }
 };
 
-Cut CutOf(int64_t num_rows, const std::vector<const DeviceMatrix*>& matrices) {
+// One group of activation rows meets all panels, so a launch has groups * panels of work. Where
+// that is more than a panel for every warp of the card, warps work alone: no barrier, no sum of
+// others. Where it is less than 8 panels for a block, whole panels would leave some blocks with up
+// to an eighth more than their share, so runs end anywhere; with several groups, whose sums take
+// much memory, only where it is less than 2.
+Cut CutOf(int64_t num_rows, const Matrices& matrices) {
   Cut cut = {};
+  const int64_t processors = Multiprocessors();
   const int64_t width = matrices.front()->cols;
+  const int64_t segments = CeilDiv(width, 256);
   cut.group_rows = GroupRows(num_rows, width);
-  cut.groups = (num_rows + cut.group_rows - 1) / cut.group_rows;
-  for (const DeviceMatrix* matrix : matrices) cut.panels += matrix->panels();
-  cut.segments = (width + 255) / 256;
-  cut.splits = 1;
-  if (cut.groups * cut.panels <= kMostPanels) {
-    const int64_t wanted = std::min(cut.segments, (kTargetBlocks + cut.panels - 1) / cut.panels);
-    const int64_t per_split = (cut.segments + wanted - 1) / wanted;
-    cut.splits = (cut.segments + per_split - 1) / per_split;
+  cut.groups = CeilDiv(num_rows, cut.group_rows);
+  for (const DeviceMatrix* matrix : matrices) {
+    cut.panels += matrix->panels();
+    if (matrix->quantised()) cut.row_bytes = QuantizedBytes(cut.group_rows, width);
+  }
+  cut.row_bytes = CeilDiv(cut.row_bytes, 16) * 16;
+  cut.most_copies = 8;
+  while (cut.most_copies > 1 && GridBytesOf(matrices, cut.most_copies, nullptr) > kGridBudget) {
+    cut.most_copies /= 2;
+  }
+  cut.grid_bytes = GridBytesOf(matrices, cut.most_copies, nullptr);
+
+  const int64_t room = std::max<int64_t>(
+      (kSharedBudget - cut.row_bytes - cut.grid_bytes) / (cut.group_rows * 32 * 4), segments);
+  const int64_t work = cut.groups * cut.panels;
+  const int64_t few = (cut.groups == 1 ? 8 : 2) * processors;
+  cut.mode = 2 * work >= 3 * processors * kWarps                     ? Mode::kWarps
+             : work >= std::min<int64_t>(few, matmul::kMostCounters) ? Mode::kPanels
+                                                                     : Mode::kParts;
+  for (const DeviceMatrix* matrix : matrices) {
+    cut.parts += matrix->panels() * PartsOfPanel(*matrix, cut.mode);
+  }
+  if (cut.mode == Mode::kWarps) {
+    cut.runs = cut.groups == 1 ? processors : CeilDiv(cut.panels, kWarps);
+    cut.runs = std::min(cut.runs, cut.panels);
+    cut.sums = 2 * kWarps;
+  } else if (cut.mode == Mode::kPanels) {
+    const int64_t of_run = std::min(room / segments, CeilDiv(work, 4 * processors));
+    cut.runs = CeilDiv(cut.panels, std::max<int64_t>(of_run, 1));
+    cut.sums = CeilDiv(cut.panels, cut.runs) * segments;
+  } else {
+    cut.runs = std::max(CeilDiv(processors, cut.groups), CeilDiv(cut.parts, room));
+    cut.runs = std::min(cut.runs, cut.parts);
+    cut.sums = std::max(CeilDiv(cut.parts, cut.runs), segments);
   }
   return cut;
+}
+
+void FillSlices(const Matrices& matrices, const Cut& cut, Params* p) {
+  for (const DeviceMatrix* matrix : matrices) {
+    Slice& slice = p->slices[p->num_slices++];
+    slice.matrix = ViewOf(*matrix);
+    slice.first_panel = p->num_panels;
+    slice.first_part = p->num_parts;
+    slice.column = p->num_columns;
+    slice.parts = static_cast<int32_t>(PartsOfPanel(*matrix, cut.mode));
+    slice.part_blocks = PartBlocks(*matrix, cut.mode);
+    slice.part_bytes = static_cast<int32_t>(matrix->unit_bytes / 8 * slice.part_blocks);
+    p->num_panels += static_cast<int32_t>(matrix->panels());
+    p->num_parts += static_cast<int32_t>(matrix->panels()) * slice.parts;
+    p->num_columns += static_cast<int32_t>(matrix->rows);
+    p->quantised = p->quantised || matrix->quantised();
+  }
+  GridBytesOf(matrices, cut.most_copies, p);
+}
+
+// The quantised type with the most bytes: its products are compiled into the kernel.
+GgmlType MainType(const Matrices& matrices) {
+  const DeviceMatrix* most = matrices.front();
+  for (const DeviceMatrix* matrix : matrices) {
+    const bool counts = matrix->quantised() && matrix->cols % 256 == 0;
+    if (counts && (!most->quantised() || matrix->bytes_each > most->bytes_each)) most = matrix;
+  }
+  return most->type->type;
 }
 
 }  // namespace
 
 int64_t QuantMatmulWorkspace(int64_t num_rows, const std::vector<const DeviceMatrix*>& matrices) {
   const Cut cut = CutOf(num_rows, matrices);
-  if (cut.splits == 1) return 1;
-  return cut.groups * cut.panels * cut.segments * cut.group_rows * 32;
+  if (cut.mode != Mode::kParts) return 1;
+  return cut.groups * cut.parts * cut.group_rows * 32;
 }
 
 std::string QuantMatmul(const QuantMatmulArgs& args, cudaStream_t stream) {
   const Cut cut = CutOf(args.num_rows, args.matrices);
   Params p = {};
-  int64_t column = 0, panels = 0;
-  size_t grid_bytes = 0;
-  for (const DeviceMatrix* matrix : args.matrices) {
-    grid_bytes = std::max(grid_bytes, GridSharedBytes(*matrix));
-    Slice& slice = p.slices[p.num_slices++];
-    slice.matrix = ViewOf(*matrix);
-    slice.first_panel = static_cast<int32_t>(panels);
-    slice.column = static_cast<int32_t>(column);
-    panels += matrix->panels();
-    column += matrix->rows;
-  }
+  FillSlices(args.matrices, cut, &p);
+  p.mode = cut.mode;
   p.x = args.x;
   p.live = args.live;
   p.y = args.y;
   p.workspace = args.workspace;
   p.num_rows = static_cast<int32_t>(args.num_rows);
   p.width = static_cast<int32_t>(args.width);
-  p.num_columns = static_cast<int32_t>(column);
-  p.num_panels = static_cast<int32_t>(panels);
+  p.num_runs = static_cast<int32_t>(cut.runs);
   p.group_rows = static_cast<int32_t>(cut.group_rows);
-  p.segments = static_cast<int32_t>(cut.segments);
-  p.splits = static_cast<int32_t>(cut.splits);
-  const int64_t per_split = (cut.segments + cut.splits - 1) / cut.splits;
+  for (Slice& slice : p.slices) slice.grid_at += static_cast<int32_t>(cut.row_bytes);
+  p.sums_at = static_cast<int32_t>(cut.row_bytes + cut.grid_bytes);
   Shape launch;
-  launch.grid = dim3(static_cast<unsigned>(panels * cut.splits), static_cast<unsigned>(cut.groups));
-  launch.block = dim3(32 * static_cast<unsigned>(std::min<int64_t>(per_split, kMostWarps)));
-  launch.shared_bytes = QuantizedBytes(cut.group_rows, args.width);
-  if (cut.splits == 1) {
-    launch.shared_bytes += static_cast<size_t>(cut.segments * cut.group_rows * 32 * 4);
-  }
-  launch.shared_bytes = (launch.shared_bytes + 15) / 16 * 16;
-  p.grid_at = static_cast<int32_t>(launch.shared_bytes);
-  launch.shared_bytes += grid_bytes;
+  launch.grid = dim3(static_cast<unsigned>(cut.groups), static_cast<unsigned>(cut.runs));
+  launch.block = dim3(32 * kWarps);
+  launch.shared_bytes = static_cast<size_t>(p.sums_at + cut.SumsBytes());
   launch.stream = stream;
-  return Launch(QuantMatmulKernel, launch, p);
+  switch (MainType(args.matrices)) {
+#define STRATA_CASE(name) \
+  case GgmlType::k##name: \
+    return Launch(Kernel<Decode##name>, launch, p);
+    STRATA_CASE(Q8_0)
+    STRATA_CASE(Q6_K)
+    STRATA_CASE(Q5_K)
+    STRATA_CASE(Q4_K)
+    STRATA_CASE(IQ4_NL)
+    STRATA_CASE(IQ4_XS)
+    STRATA_CASE(IQ3_S)
+#undef STRATA_CASE
+    default:
+      return Launch(Kernel<matmul::NoHot>, launch, p);
+  }
 }
 
 }  // namespace strata

@@ -1,0 +1,290 @@
+// The kernels of expert_ffn for the types that files for decoding use: products inlined, so that a
+// warp's weights are asked for before it prepares its activations, and nothing is saved for a call.
+//
+// A warp needs only the activations of its own segment: it prepares those itself, and the block
+// meets twice for an item (32 hidden values, or 32 columns), once for the code book and once for
+// the sums. Blocks take items in turn, because the number of live rows is known on the device only.
+#pragma once
+
+#include "cuda/ops/expert_ffn_parts.cuh"
+#include "cuda/ops/expert_ffn_units.cuh"
+
+namespace strata {
+
+inline constexpr int kPairWarps = 10;  // one a segment of gate and up
+inline constexpr int kDownWarps = 20;  // more would leave too few registers
+// Of the largest card so far: blocks that find no processor free run after the others.
+inline constexpr int kProcessors = 132;
+
+// The sums of one segment of gate and up; `prepare` runs once the first weights are on their way.
+template <typename Decode, typename Prepare>
+__device__ __forceinline__ float2 PairSums(const uint8_t* gate, const uint8_t* up, const Rows& rows,
+                                           int lane, const Prepare& prepare) {
+  using Whole = Unit<Decode, 8>;
+  typename Whole::First words, up_words;
+  words.Load(gate, lane);
+  if constexpr (Whole::kWords <= 28) {
+    up_words.Load(up, lane);
+  } else {
+    if (Whole::kParts == 2) PrefetchUnit(gate, Whole::kWords * 128, lane);
+    PrefetchUnit(up, Whole::kWords * 128, lane);
+  }
+  prepare();
+  float2 sums = {0.0f, 0.0f};
+#pragma unroll 1  // one body for both: less to fetch, and fewer registers
+  for (int i = 0; i < 2; ++i) {
+    const float sum = Whole::Sum(words, gate, rows, lane);
+    if (i == 1) {
+      sums.y = sum;
+      break;
+    }
+    sums.x = sum;
+    gate = up;
+    if constexpr (Whole::kWords <= 28) {
+      words = up_words;
+    } else {
+      words.Load(up, lane);
+    }
+  }
+  return sums;
+}
+
+// 32 hidden values of a row: where they are in the launch's order. The shared expert comes first,
+// because it has the most bytes.
+struct PairItem {
+  int row, entry, panel;
+  bool routed;
+
+  __device__ __forceinline__ PairItem(const FfnParams& p, int item) {
+    const int rank = p.by_panels.Quotient(item);  // of all rows
+    row = p.by_entries.Quotient(rank);
+    panel = item - rank * p.by_panels.divisor;
+    const int place = rank - row * p.by_entries.divisor;
+    routed = place != 0;
+    entry = routed ? place - 1 : p.num_active;
+  }
+};
+
+__device__ __forceinline__ int ItemsOfRow(const FfnParams& p) {
+  return p.by_entries.divisor * p.by_panels.divisor;
+}
+
+__device__ __forceinline__ int64_t UnitAt(const PanelMatrix& m, int panel, int segment) {
+  return panel * m.panel_bytes + static_cast<int64_t>(segment) * m.unit_bytes;
+}
+
+inline size_t InlineGateUpShared(int64_t segments, int64_t book_bytes) {
+  return static_cast<size_t>(book_bytes + segments * static_cast<int64_t>(sizeof(SegmentStage)) +
+                             2 * 2 * segments * 32 * 4);
+}
+
+// Routed gates and ups are of Decode's type, the shared expert's Q8_0. A warp for each segment.
+template <typename Decode>
+__global__ void __launch_bounds__(kPairWarps * 32, 2)
+    InlineGateUpKernel(const __grid_constant__ FfnParams p) {
+  STRATA_SHARED(unsigned char, shared);
+  constexpr int kBookBytes = GridBytes(Decode::kType, kBookCopies);
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int segments = blockDim.x / 32;
+  SegmentStage* stage = reinterpret_cast<SegmentStage*>(shared + kBookBytes) + warp;
+  const int live_items = min(max(*p.live, 0), p.num_rows) * ItemsOfRow(p);
+  int turn = 0;
+  for (int item = blockIdx.x; item < p.num_rows * ItemsOfRow(p); item += gridDim.x) {
+    const PairItem at(p, item);
+    // Asked for before it is known whether the row lives.
+    const int expert = at.routed ? p.ids[at.row * p.num_active + at.entry] : 0;
+    const float4* from = reinterpret_cast<const float4*>(
+        p.x + static_cast<int64_t>(at.row) * p.width + warp * 256 + 4 * lane);
+    const float4 x[2] = {__ldg(from), __ldg(from + 32)};
+    if (item >= live_items) return;
+    const auto prepare = [&] {
+      if constexpr (kBookBytes > 0) {
+        if (turn == 0) StageBook<Decode>(shared);
+      }
+      QuantizeSegment(x, lane, stage);
+      if (turn == 0 && kBookBytes > 0) __syncthreads();
+    };
+    const Rows rows = RowsOf(*stage, shared);
+    float2 pair;
+    if (at.routed) {
+      const uint8_t* gate = p.experts[expert] + UnitAt(p.gate, at.panel, warp);
+      if (at.panel == 0 && threadIdx.x == 0) atomicAdd(p.usage + expert, 1u);
+      pair = PairSums<Decode>(gate, gate + p.up_at, rows, lane, prepare);
+    } else {
+      const int64_t unit = UnitAt(p.shared_gate, at.panel, warp);
+      pair = PairSums<DecodeQ8_0>(p.shared_gate.bytes + unit, p.shared_up.bytes + unit, rows, lane,
+                                  prepare);
+    }
+    // Two sets of sums: a block may be an item ahead of the warp that adds.
+    float* sums = reinterpret_cast<float*>(shared + kBookBytes + segments * sizeof(SegmentStage)) +
+                  turn % 2 * 2 * segments * 32;
+    sums[warp * 32 + lane] = pair.x;
+    sums[(segments + warp) * 32 + lane] = pair.y;
+    __syncthreads();
+    Forget(&item);
+    if (warp == turn % segments) {
+      const PairItem done(p, item);
+      WriteHidden(p, sums, segments, done.row, done.entry, done.panel, lane);
+    }
+    ++turn;
+  }
+}
+
+// What a lane holds of a segment's hidden values on the way to shared memory.
+struct StageLoads {
+  uint2 codes;
+  float scale;
+  int sums;
+
+  __device__ __forceinline__ void Load(const FfnParams& p, int64_t entry, int segment, int blocks,
+                                       int lane) {
+    const int64_t block = entry * (p.hidden_width / 32) + segment * 8;
+    if (lane < blocks * 4)
+      codes = __ldg(reinterpret_cast<const uint2*>(p.codes + block * 32) + lane);
+    if (lane < blocks) {
+      scale = __ldg(p.scales + block + lane);
+      sums = __ldg(reinterpret_cast<const int*>(p.sums + block * 2) + lane);
+    }
+  }
+  __device__ __forceinline__ void Store(int blocks, int lane, SegmentStage* stage) const {
+    __syncwarp();  // all lanes are done with the segment before
+    if (lane < blocks * 4) reinterpret_cast<uint2*>(InShared(stage->codes))[lane] = codes;
+    if (lane < blocks) {
+      InShared(stage->scales)[lane] = scale;
+      reinterpret_cast<int*>(InShared(stage->sums))[lane] = sums;
+    }
+    __syncwarp();
+  }
+};
+
+// `after` runs once the unit's first words are on their way.
+template <typename Decode, int kBlocks, typename After>
+__device__ __forceinline__ float DownSum(const uint8_t* unit, const StageLoads& loads,
+                                         SegmentStage* stage, int lane, const After& after) {
+  typename Unit<Decode, kBlocks>::First words;
+  words.Load(unit, lane);
+  if (Unit<Decode, kBlocks>::kParts == 2) {
+    PrefetchUnit(unit, Unit<Decode, kBlocks>::kWords * 128, lane);
+  }
+  after();
+  loads.Store(kBlocks, lane, stage);
+  return Unit<Decode, kBlocks>::Sum(words, unit, RowsOf(*stage, nullptr), lane);
+}
+
+// Segments of a panel of a row's down matrices: whole ones of all entries, then the halves.
+struct DownJobs {
+  Divider by_whole;  // whole segments of an entry
+  int entries, whole, count;
+
+  __device__ __forceinline__ explicit DownJobs(const FfnParams& p)
+      : by_whole(p.by_whole),
+        entries(p.num_active + 1),
+        whole(entries * p.by_whole.divisor),
+        count(whole + (p.hidden_width % 256 != 0 ? entries : 0)) {}
+  __device__ __forceinline__ bool IsWhole(int job) const { return job < whole; }
+  __device__ __forceinline__ int Entry(int job) const {
+    return IsWhole(job) ? by_whole.Quotient(job) : job - whole;
+  }
+  __device__ __forceinline__ int Segment(int job) const {
+    return IsWhole(job) ? job - by_whole.Quotient(job) * by_whole.divisor : by_whole.divisor;
+  }
+};
+
+// Adds a panel's entries in the router's order; lane e holds the weight of entry e. kWhole is the
+// number of whole segments, or 0 where the compiler does not know it.
+template <int kWhole>
+__device__ __forceinline__ float AddEntries(const DownJobs& jobs, const float* sums, float weight,
+                                            int lane) {
+  const int whole = kWhole > 0 ? kWhole : jobs.by_whole.divisor;
+  const float* at = InShared(sums) + lane;
+  const float* half = jobs.count > jobs.whole ? at + jobs.whole * 32 : nullptr;
+  float y = 0.0f;
+#pragma unroll 4
+  for (int e = 0; e < jobs.entries; ++e) {
+    float total = 0.0f;
+    for (int s = 0; s < whole; ++s) total = __fadd_rn(total, at[(e * whole + s) * 32]);
+    if (half != nullptr) total = __fadd_rn(total, half[e * 32]);
+    y = __fmaf_rn(__shfl_sync(kAllLanes, weight, e), total, y);
+  }
+  return y;
+}
+
+inline size_t InlineDownShared(int64_t warps, int64_t jobs) {
+  return static_cast<size_t>(warps * static_cast<int64_t>(sizeof(SegmentStage)) +
+                             2 * jobs * 32 * 4);
+}
+
+// What another lane holds.
+__device__ __forceinline__ const uint8_t* FromLane(const uint8_t* address, int lane) {
+  return reinterpret_cast<const uint8_t*>(
+      __shfl_sync(kAllLanes, reinterpret_cast<long long>(address), lane));
+}
+
+// Routed downs are of Decode's type, which has no code book, the shared expert's Q8_0.
+template <typename Decode>
+__global__ void __launch_bounds__(kDownWarps * 32, 1)
+    InlineDownKernel(const __grid_constant__ FfnParams p) {
+  STRATA_SHARED(unsigned char, shared);
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int warps = blockDim.x / 32;
+  const DownJobs jobs(p);
+  SegmentStage* stage = reinterpret_cast<SegmentStage*>(shared) + warp;
+  float* sums = reinterpret_cast<float*>(shared + warps * sizeof(SegmentStage));
+  const int panels = p.by_columns.divisor;
+  const int live = min(max(*p.live, 0), p.num_rows);
+  int turn = 0;
+  for (int item = blockIdx.x; item < live * panels; item += gridDim.x, ++turn) {
+    const int row = p.by_columns.Quotient(item);
+    const int panel = item - row * panels;
+    // Lane e looks after entry e.
+    const uint8_t* at = p.shared_down.bytes;
+    float weight = 0.0f;
+    if (lane < p.num_active) {
+      at = p.experts[p.ids[row * p.num_active + lane]] + p.down_at;
+      weight = p.weights[row * p.num_active + lane];
+    } else if (lane == p.num_active) {
+      weight = p.shared_weights[row];
+    }
+    float* own = sums + turn % 2 * jobs.count * 32;
+    for (int job = warp; job < jobs.count; job += warps) {
+      const int e = jobs.Entry(job);
+      const int segment = jobs.Segment(job);
+      const bool whole = jobs.IsWhole(job);
+      StageLoads loads = {};
+      loads.Load(p, EntryIndex(p, row, e), segment, whole ? 8 : 4, lane);
+      const PanelMatrix& m = e < p.num_active ? p.down : p.shared_down;
+      const uint8_t* unit = FromLane(at, e) + UnitAt(m, panel, segment);
+      const auto ask_for_next = [&] {
+        const int next = job + warps;
+        if (next >= jobs.count) return;
+        const PanelMatrix& n = jobs.Entry(next) < p.num_active ? p.down : p.shared_down;
+        PrefetchUnit(FromLane(at, jobs.Entry(next)) + UnitAt(n, panel, jobs.Segment(next)),
+                     jobs.IsWhole(next) ? n.unit_bytes : n.unit_bytes / 2, lane);
+      };
+      float sum = 0.0f;
+      if (e < p.num_active) {
+        sum = whole ? DownSum<Decode, 8>(unit, loads, stage, lane, ask_for_next)
+                    : DownSum<Decode, 4>(unit, loads, stage, lane, ask_for_next);
+      } else {
+        sum = whole ? DownSum<DecodeQ8_0, 8>(unit, loads, stage, lane, ask_for_next)
+                    : DownSum<DecodeQ8_0, 4>(unit, loads, stage, lane, ask_for_next);
+      }
+      own[job * 32 + lane] = sum;
+    }
+    __syncthreads();
+    if (warp == turn % warps) {
+      const float y = jobs.by_whole.divisor == 2 ? AddEntries<2>(jobs, own, weight, lane)
+                                                 : AddEntries<0>(jobs, own, weight, lane);
+      p.y[static_cast<int64_t>(row) * p.width + panel * 32 + lane] = y;
+    }
+  }
+  const int dead = p.num_rows * p.width;
+  for (int i = live * p.width + blockIdx.x * blockDim.x + threadIdx.x; i < dead;
+       i += gridDim.x * blockDim.x) {
+    p.y[i] = 0.0f;
+  }
+}
+
+}  // namespace strata
