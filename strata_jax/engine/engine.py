@@ -135,6 +135,7 @@ class Generation:
         self._first: float | None = None
         self._last: float | None = None
         self._count = 0
+        self._read = len(request.ids)
         self._ids = self._run()
 
     def __iter__(self) -> Iterator[int]:
@@ -194,8 +195,11 @@ class Generation:
         logits = self._read_prompt()
         runner.tiers.after_step()
         sampler = Sampler(request.settings, request.ids, runner.config.vocab_size)
-        best = sampler.takes_best and self._kept is None
         token = sampler.pick(logits, runner.position) if request.max_tokens else -1
+        best = None
+        if sampler.takes_best and self._kept is None:
+            room = runner.options.max_context - runner.position
+            best = runner.best_ids(token, min(request.max_tokens - 1, room))
         while self._count < request.max_tokens:
             self._count += 1
             self._last = time.perf_counter()
@@ -204,13 +208,14 @@ class Generation:
                 self._prompt_s = self._last - start
             if token in request.stop_ids:
                 self.finish_reason = "stop"
-            elif self._count == request.max_tokens or runner.position == runner.options.max_context:
+            elif self._count == request.max_tokens or self._read == runner.options.max_context:
                 self.finish_reason = "length"
             yield token
             if self.finish_reason is not None:
                 return
-            if best:
-                token = sampler.check_best(runner.read_best(token), runner.position)
+            self._read += 1
+            if best is not None:
+                token = sampler.check_best(next(best), self._read)
                 self._windows[1] += 1
             else:
                 logits = self._read_window(np.asarray([token]), want_logits=True)[-1]

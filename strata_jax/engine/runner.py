@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -85,6 +85,7 @@ class Runner:
         self._params, self._params_tree = jax.tree.flatten(load_params(pack, self._sharding))
         self._cells = num_cells(options.max_context, TILE_ROWS)
         self._state: DecodeState | None = None
+        self._best: jax.Array | None = None
         self.position = 0
         """Tokens read so far."""
         self.load_s = time.perf_counter() - start
@@ -125,19 +126,21 @@ class Runner:
         place = functools.partial(jax.ShapeDtypeStruct, sharding=self._sharding)
         state = jax.tree.map(lambda leaf: place(leaf.shape, leaf.dtype), state)
 
-        def packed(params, state, numbers):
-            # One transfer a step: ids, then position, live rows and rows of the head.
-            ids, (pos, live, head_rows) = numbers[:rows], numbers[rows:]
+        def packed(params, state, numbers, last_best):
+            # One transfer a step: ids, then position, live rows, rows of the head, and whether the
+            # first id is the one that the step before found: the host need not know it yet.
+            ids, (pos, live, head_rows, follows) = numbers[:rows], numbers[rows:]
+            ids = ids.at[0].set(jnp.where(follows == 1, last_best, ids[0]))
             params = jax.tree.unflatten(self._params_tree, params)
             logits, state = program(params, state, ids, pos, live, head_rows)
             # A device's memory is far: who wants one row, or its best id, does not fetch all.
             best = best_id(logits[0]) if self.options.backend.is_device else jnp.int32(-1)
-            return best, logits[:1], logits, state
+            return best, best, logits[:1], logits, state
 
-        shardings = (self._result_sharding(), None, None, None)
+        shardings = (self._result_sharding(), None, None, None, None)
         jitted = jax.jit(packed, donate_argnums=1, out_shardings=shardings)
-        numbers = place((rows + 3,), jnp.int32)
-        lowered = jitted.lower(self._params, state, numbers)
+        numbers, best = place((rows + 4,), jnp.int32), place((), jnp.int32)
+        lowered = jitted.lower(self._params, state, numbers, best)
         return lowered.compile(_compiler_options(self.options.backend))
 
     def _result_sharding(self) -> jax.sharding.Sharding:
@@ -150,6 +153,7 @@ class Runner:
         """Forgets everything that was read."""
         self._state = None  # first: two caches at once may not fit
         self._state = self._empty()
+        self._best = jax.device_put(np.int32(0), self._sharding)  # the old one may be an error
         self.position = 0
 
     def read_tile(self, ids: np.ndarray, *, want_logits: bool) -> np.ndarray:
@@ -176,13 +180,35 @@ class Runner:
         Returns:
             -1 if a logit is not finite.
         """
+        return next(self.best_ids(token, 1))
+
+    def best_ids(self, token: int, count: int) -> Iterator[int]:
+        """Reads `token`, then every id it yields but the last; see `read_best`.
+
+        A device has the next step in its queue while the host looks at the id of this one. Who stops
+        early leaves a step behind that was read for nothing: reset before the next prompt.
+        """
+        if not self.options.backend.is_device:
+            for _ in range(count):
+                logits = self.read_window(np.asarray([token], np.int32))[0]
+                token = int(np.argmax(logits)) if np.isfinite(logits).all() else -1
+                yield token
+            return
+        if count == 0:
+            return
         ids = np.asarray([token], np.int32)
-        wants_best = self.options.backend.is_device
-        found = self._run(self._window, self.options.window_rows, ids, 1, wants_best)
-        self.tiers.experts.after_window()
-        if wants_best:
-            return int(found)
-        return int(np.argmax(found[0])) if np.isfinite(found[0]).all() else -1
+        ahead = self._start(self._window, self.options.window_rows, ids, 1)[0]
+        for done in range(1, count + 1):
+            found = ahead
+            if done < count:
+                ahead = self._start(self._window, self.options.window_rows, ids, 1, True)[0]
+            try:
+                token = int(np.asarray(found))
+            except (ValueError, RuntimeError):
+                self._state = None
+                raise
+            self.tiers.experts.after_window()
+            yield token
 
     def read_ahead(self, before: np.ndarray, ids: np.ndarray) -> None:
         """Starts reading the n-gram rows of `ids`, which will follow `before`; returns at once."""
@@ -198,27 +224,41 @@ class Runner:
             return self._last_table_report
         return {"mode": self._table.mode, **self._table.counters()}
 
-    def _run(
-        self, program, width: int, ids: np.ndarray, head_rows: int, wants_best: bool = False
-    ) -> np.ndarray:
+    def _start(
+        self, program, width: int, ids: np.ndarray, head_rows: int, follows: bool = False
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Puts a step into the queue; returns its best id, its first logits and all of them.
+
+        Args:
+            program: of that width.
+            width: rows of the program.
+            ids: to read.
+            head_rows: rows that get logits.
+            follows: the first id is the best of the step before, whatever `ids` says.
+        """
         assert self._state is not None, "reset before reading"
         assert 0 < len(ids) <= width
         assert self.position + len(ids) <= self.options.max_context
         self.tiers.experts.before_window()
-        numbers = np.zeros(width + 3, np.int32)
+        numbers = np.zeros(width + 4, np.int32)
         numbers[: len(ids)] = ids
-        numbers[width:] = self.position, len(ids), head_rows
+        numbers[width:] = self.position, len(ids), head_rows, follows
         state, self._state = self._state, None  # donated: a failed step leaves no state behind
-        try:
-            best, first, logits, state = program(self._params, state, numbers)
-            # Waits, and raises what the step raised.
-            rows = np.asarray(best if wants_best else logits if head_rows > 1 else first)
-        except (ValueError, RuntimeError):  # which one is JAX's whim
-            self.tiers.experts.check()  # says it in a sentence, if a tier's worker is to blame
-            raise
+        best, self._best, first, logits, state = program(self._params, state, numbers, self._best)
         self._state = state
         self.position += len(ids)
-        return rows
+        return best, first, logits
+
+    def _run(self, program, width: int, ids: np.ndarray, head_rows: int) -> np.ndarray:
+        position = self.position
+        try:
+            _, first, logits = self._start(program, width, ids, head_rows)
+            # Waits, and raises what the step raised.
+            return np.asarray(logits if head_rows > 1 else first)
+        except (ValueError, RuntimeError):  # which one is JAX's whim
+            self._state, self.position = None, position
+            self.tiers.experts.check()  # says it in a sentence, if a tier's worker is to blame
+            raise
 
     def close(self) -> None:
         """Lets go of the native stores and the device's memory; close before the pack."""

@@ -127,3 +127,18 @@ def test_a_step_that_fails_leaves_no_state_behind(runner, ids):
         runner.read_window(np.asarray(ids[:1]))
     runner.reset()
     assert np.isfinite(runner.read_window(np.asarray(ids[:8]))).all()
+
+
+def test_finds_the_ids_that_the_logits_say(runner, ids):
+    runner.reset()
+    runner.read_window(np.asarray(ids[:8]))
+    expected, token = [], 7
+    for _ in range(5):
+        token = int(runner.read_window(np.asarray([token]))[0].argmax())
+        expected.append(token)
+    runner.reset()
+    runner.read_window(np.asarray(ids[:8]))
+
+    assert list(runner.best_ids(7, 5)) == expected
+    assert list(runner.best_ids(7, 0)) == []
+    assert runner.position == 13

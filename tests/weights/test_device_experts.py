@@ -100,6 +100,16 @@ def test_gives_the_same_bits_wherever_experts_lie(pack, backend: Backend, logits
     assert routed == len(got) * active * layers
 
 
+def test_finds_the_ids_that_the_logits_say(resident: Runner, logits):
+    """With a step in the queue while the host looks at the last one's id."""
+    expected = logits[12:].argmax(axis=1).tolist()
+    resident.reset()
+    resident.read_window(IDS[:8])
+    resident.read_window(IDS[8:])
+
+    assert list(resident.best_ids(expected[0], 4)) == expected[1:]
+
+
 def test_refuses_to_record_routing(resident: Runner):
     with pytest.raises(UsageError, match="--platform=cpu records"):
         resident.tiers.experts.record_routing(True)
