@@ -71,7 +71,9 @@ class Runner:
             self.tiers.close()
             self._close_store()
             raise
-        self.notes = () if self._table is None else self._table.notes
+        self.notes = self.tiers.experts.notes
+        if self._table is not None:
+            self.notes += self._table.notes
         """What the n-gram table is like, and what about it is not as asked for; one line each."""
         table = -1 if self._table is None else self._table.slot
         ops = native_ops(

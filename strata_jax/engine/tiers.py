@@ -9,6 +9,7 @@ import jax
 
 from strata_jax import _native
 from strata_jax.config import TierSettings
+from strata_jax.errors import UsageError
 from strata_jax.ops.native import CPU, Backend
 from strata_jax.weights.budget import StepSizes, host_memory
 from strata_jax.weights.device_experts import DeviceExperts, device_memory
@@ -67,6 +68,7 @@ class EngineTiers:
         plan = plan_tiers(pack, sizes, settings, machine, steps=steps, profile=profile)
         plan.check()
         if store is None:
+            _check_device_settings(settings)
             experts = DeviceExperts.open(pack, plan.placement, backend, report)
             return cls(pack, settings, plan, experts)
         read_ahead(pack, machine.host.available_bytes * 3 // 4, report)
@@ -135,6 +137,15 @@ class EngineTiers:
             self._routing.close()
         self.save()
         self.experts.close()
+
+
+def _check_device_settings(settings: TierSettings) -> None:
+    """UsageError for what a GPU cannot do in this version."""
+    if settings.peer_device is not None:
+        raise UsageError(
+            f"--peer_device={settings.peer_device}: not available on a GPU in this version; leave it "
+            "out, or --platform=cpu emulates a peer"
+        )
 
 
 def _machine(backend: Backend) -> Machine:

@@ -120,6 +120,24 @@ def _residency(facts: ModelFacts) -> tuple[Comparison, ...]:
     )
 
 
+def _host_vs_gpu(facts: ModelFacts) -> tuple[Comparison, ...]:
+    total = facts.total_experts
+    sides = (
+        Side(name="host", flags={"expert_cache": "0"}, claims=(MISSES,)),
+        Side(name="half", flags={"expert_cache": str(total // 2)}, claims=(PRIMARY, MISSES)),
+        Side(name="device", flags={"expert_cache": str(total)}, claims=(PRIMARY, NO_MISSES)),
+    )
+    frozen = tuple(dataclasses.replace(s, flags={**s.flags, **_FROZEN}) for s in sides)
+    return (
+        Comparison(
+            name="host-vs-gpu",
+            contract="T",
+            varied=frozenset({"expert_cache"}),
+            sides=frozen,
+        ),
+    )
+
+
 def _hectic_preset(facts: ModelFacts) -> tuple[Comparison, ...]:
     resident = {"expert_cache": str(facts.total_experts), **_FROZEN}
     streamed = _hectic_two_cards(facts) | {"pcie_frac": "0.5"}
@@ -248,6 +266,10 @@ PRESETS: Mapping[str, Preset] = {
     "residency": Preset(
         summary="0, 25, 50 and 100 % of the experts on the primary, adapting, and from the file",
         make=_residency,
+    ),
+    "host-vs-gpu": Preset(
+        summary="experts in the host's memory, half of them and all on the primary; none moves",
+        make=_host_vs_gpu,
     ),
     "hectic": Preset(
         summary="all experts resident, and 3 slots a layer swapped after every window",

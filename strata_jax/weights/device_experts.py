@@ -94,6 +94,18 @@ class DeviceExperts:
         return cls(native, placement, parts)
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know, one line each."""
+        tiers = self._placement.tiers
+        away = int((tiers != Tier.PRIMARY).sum())
+        if not away:
+            return ()
+        return (
+            f"experts: {away} of {tiers.size} stay in page-locked RAM, the GPU reads them over its "
+            "link; they do not move (--adapt_* have no effect there)",
+        )
+
+    @property
     def store(self) -> int:
         """Number in the library's registry, an attribute of the compiled programs."""
         return self._native.slot

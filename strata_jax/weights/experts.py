@@ -98,6 +98,11 @@ class ExpertTiers:
         return cls(native, adapt)
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know beside the plan's notes: nothing."""
+        return ()
+
+    @property
     def store(self) -> int:
         """Of matrices that lie with the experts: none on the CPU."""
         return -1
