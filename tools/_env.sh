@@ -4,6 +4,7 @@
 #
 #   PYTHON=/path/to/python3.12   takes that Python to make a new environment; else one is looked for
 #   STRATA_CUDA=ON|OFF|AUTO      CUDA library; else AUTO where an NVIDIA device is visible, OFF elsewhere
+#   STRATA_EMULATE=ON|OFF        the CUDA code for the CPU; else ON with the test extra, OFF without
 #   STRATA_WERROR=ON|OFF         compiler warnings are errors; else as at the last time, OFF at first
 
 # No build isolation: the handlers must be built with the headers of the jaxlib that will run them.
@@ -94,13 +95,15 @@ set_up() {
   if [[ -f "$stamp" ]]; then
     { IFS= read -r has_all; read -r has_extras; read -r has_werror; } <"$stamp" || true
   fi
-  local extras werror cuda emulate=OFF all
+  local extras werror cuda emulate="${STRATA_EMULATE:-}" all
   extras="$(tr ' ' '\n' <<<"$has_extras $*" | sort -u | xargs)"
   werror="${STRATA_WERROR:-${has_werror:-OFF}}"
   cuda="${STRATA_CUDA:-$(default_cuda)}"
   # The tests run the CUDA code on the CPU, too.
-  [[ " $extras " == *" test "* ]] && emulate=ON
-  all="$(fingerprint "$version") $extras $werror $cuda ${STRATA_CUDA_ARCHS:-} ${CXX:-}"
+  if [[ -z "$emulate" ]]; then
+    [[ " $extras " == *" test "* ]] && emulate=ON || emulate=OFF
+  fi
+  all="$(fingerprint "$version") $extras $werror $cuda $emulate ${STRATA_CUDA_ARCHS:-} ${CXX:-}"
   if [[ "$all" == "$has_all" && -x "$venv/bin/strata-jax" ]]; then
     say "$venv is up to date (Python $version)"
     return

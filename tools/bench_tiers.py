@@ -4,7 +4,8 @@
   bench_tiers.py [--model F.gguf] [--tokens 128] [--repeat 3] [--plot FILE.svg] [--doors] [--replay]
 
 Without a switch it prints decode tokens/s and hit rate at 0 to 100 % of the experts in the primary's slots, adapting
-as usual: medians of `--repeat` rounds, each with a fresh engine a share and a request that warms up. `--plot` draws them.
+as usual, as a table in Markdown: medians of `--repeat` rounds, each with a fresh engine a share and a request that
+warms up. `--plot` draws them.
 `--doors` times one layer's experts with everything in slots against the same products without plan and tiers,
 call by call in turn, and an A/A pair for the noise. `--replay` replays a made-up routing trace (Zipf, a scan in its
 middle) through the adapting tiers and compares the hit rate with the best fixed choice for that trace.
@@ -70,7 +71,7 @@ class Residency:
 
     def __str__(self) -> str:
         least, most = min(self.speeds), max(self.speeds)
-        return f"{self.share:8d}% {self.median:8.1f} {least:8.1f} {most:8.1f} {self.hits:7.1%}"
+        return f"| {self.share} % | {self.median:.0f} ({least:.0f} to {most:.0f}) | {100 * self.hits:.1f} % |"
 
 
 def decode(pack: Pack, share: int, tokens: int) -> tuple[float, float]:
@@ -106,7 +107,11 @@ def bench_residency(pack: Pack, tokens: int, repeat: int) -> list[Residency]:
         Residency(share=share, speeds=tuple(speeds[share]), hits=hits[share].pop())
         for share in SHARES
     ]
-    print(f"{'resident':>9} {'tok/s':>8} {'least':>8} {'most':>8} {'hits':>7}")
+    print(
+        "| experts in slots | decode tok/s, median (least to most) | hits |",
+        "|---|---|---|",
+        sep="\n",
+    )
     print(*rows, sep="\n")
     return rows
 

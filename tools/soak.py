@@ -352,6 +352,9 @@ def main() -> None:
     parser.add_argument("--audit_every", type=int, default=20, help="requests between two audits")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and cancellations")
     arguments = parser.parse_args()
+    if not 2 <= arguments.minutes < math.inf:
+        # Threads of XLA take their memory when a program first runs on them: about a minute.
+        parser.error(f"--minutes={arguments.minutes:g}: 2 or more expected; memory settles first")
     pin_jax_to_cpu()
     faulthandler.register(signal.SIGALRM, chain=True)  # in C: a stuck native call cannot hold it up
     with open_pack(arguments.model or embedded_model()) as pack:
