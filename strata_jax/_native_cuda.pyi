@@ -12,6 +12,8 @@ class CudaDevice(TypedDict):
     free_mib: int
     problem: str | None
     """Why kernels of this build cannot run there; None if they can."""
+    peers: list[int]
+    """Devices whose memory its kernels reach."""
 
 class CudaMachine(TypedDict):
     driver: str | None

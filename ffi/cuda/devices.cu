@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "cuda/devices.h"
+#include "cuda/peer_access.h"
 
 namespace strata {
 namespace {
@@ -108,6 +109,12 @@ CudaMachine ExamineMachine() {
   int current = 0;
   cudaGetDevice(&current);
   for (int index = 0; index < count; ++index) machine.devices.push_back(ExamineDevice(index));
+  for (CudaDevice& device : machine.devices) {
+    for (int peer = 0; peer < count; ++peer) {
+      if (peer == device.index || !device.problem.empty()) continue;
+      if (EnablePeerAccess(device.index, peer).empty()) device.peers.push_back(peer);
+    }
+  }
   cudaSetDevice(current);
   return machine;
 }

@@ -19,7 +19,8 @@ struct CudaDevice {
   std::string pci_id;
   int64_t total_mib = 0;
   int64_t free_mib = 0;
-  std::string problem;  // why kernels of this build cannot run there; empty if they can
+  std::string problem;     // why kernels of this build cannot run there; empty if they can
+  std::vector<int> peers;  // devices whose memory its kernels reach
 };
 
 struct CudaMachine {

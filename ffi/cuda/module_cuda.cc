@@ -30,6 +30,7 @@ py::dict Describe(const CudaDevice& device) {
   fields["total_mib"] = device.total_mib;
   fields["free_mib"] = device.free_mib;
   fields["problem"] = TextOrNone(device.problem);
+  fields["peers"] = device.peers;
   return fields;
 }
 

@@ -13,6 +13,7 @@
 #include "cuda/ops/qsa_attend.h"
 #include "cuda/ops/qsa_select.h"
 #include "cuda/ops/quant_matmul.h"
+#include "cuda/peer_access.h"
 
 namespace strata {
 namespace {
@@ -194,6 +195,11 @@ void BindDevice(py::module_& module) {
   module.def(
       "handler_calls", [] { return handler_calls.load(); },
       "How often a handler ran since the library was loaded.");
+  module.def("enable_peer_access", &EnablePeerAccess, py::arg("device"), py::arg("peer"),
+             "Why kernels of one device cannot reach another's memory; empty if they can.");
+  module.def(
+      "last_error", [] { return std::string(cudaGetErrorString(cudaPeekAtLastError())); },
+      "The error state of this thread, which stays.");
   module.def("memory", &Memory, "Free and total bytes of the current device.");
   module.def("matrix_bytes", &MatrixBytes, py::arg("type"), py::arg("count"), py::arg("rows"),
              py::arg("cols"), "Bytes of matrices as panels.");

@@ -145,6 +145,8 @@ def _gpus(seen: tuple[str, ...]) -> list[dict[str, Any]]:
             f"{device['capability']} (built for {archs}), CUDA {machine['driver']} driver, "
             f"{device['pci_id']}"
         )
+        if device["peers"]:
+            fine += f", reaches the memory of {', '.join(map(str, device['peers']))}"
         problem = device["problem"]
         found.append({"name": device["name"], "usable": problem is None, "why": problem or fine})
     if not found:

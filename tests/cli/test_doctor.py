@@ -48,13 +48,14 @@ class FakeLibrary:
 def device(problem=None):
     sizes = {"total_mib": 1000, "free_mib": 900}
     about = {"index": 0, "name": "Card", "capability": "9.0", "pci_id": "0000:01:00.0"}
-    return {**about, **sizes, "problem": problem}
+    return {**about, **sizes, "problem": problem, "peers": [1]}
 
 
 @pytest.mark.parametrize(
     ("library", "usable", "why"),
     [
         (FakeLibrary([device()]), True, "900 of 1000 MiB free"),
+        (FakeLibrary([device()]), True, "reaches the memory of 1"),
         (FakeLibrary([device("built for 80 only")]), False, "built for 80 only"),
         (FakeLibrary([], "no driver"), False, "no driver"),
         (None, False, "no CUDA library"),

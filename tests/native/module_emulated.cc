@@ -24,6 +24,7 @@ py::dict Machine() {
   device["total_mib"] = static_cast<int64_t>(total_bytes) / kMib;
   device["free_mib"] = static_cast<int64_t>(free_bytes) / kMib;
   device["problem"] = py::none();
+  device["peers"] = py::list();
   py::list devices;
   devices.append(device);
   py::dict fields;

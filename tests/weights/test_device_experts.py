@@ -124,6 +124,16 @@ def test_finds_every_expert_as_the_file_has_it(resident: Runner, logits):
     assert resident.tiers.experts.audit() == []
 
 
+def test_enables_access_to_a_peer_as_often_as_it_likes():
+    """"Already enabled" is no error, and none stays behind for the next launch to find."""
+    library = Backend("emulated").library
+
+    assert [library.enable_peer_access(0, 1) for _ in range(3)] == ["", "", ""]
+    assert library.last_error() == "cudaSuccess"
+    assert "cannot reach" in library.enable_peer_access(0, 2)
+    assert library.last_error() == "cudaSuccess"
+
+
 @pytest.mark.gpu
 def test_runs_no_handler_after_the_warm_up(pack):
     """A replayed graph asks nobody, and follows new ids and new routing all the same."""

@@ -110,6 +110,8 @@ const char* cudaGetErrorName(cudaError_t error) {
       return "cudaErrorInvalidResourceHandle";
     case cudaErrorNotReady:
       return "cudaErrorNotReady";
+    case cudaErrorPeerAccessAlreadyEnabled:
+      return "cudaErrorPeerAccessAlreadyEnabled";
     case cudaErrorHostMemoryAlreadyRegistered:
       return "cudaErrorHostMemoryAlreadyRegistered";
     case cudaErrorHostMemoryNotRegistered:
@@ -149,6 +151,20 @@ cudaError_t cudaGetDevice(int* device) {
 }
 
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  if (device != 0 || peer < 0) return Result(cudaErrorInvalidDevice);
+  *can = peer == 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+  static bool enabled = false;
+  if (peer != 1) return Result(cudaErrorInvalidDevice);
+  const cudaError_t status = enabled ? cudaErrorPeerAccessAlreadyEnabled : cudaSuccess;
+  enabled = true;
+  return Result(status);
+}
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   if (device != 0) return Result(cudaErrorInvalidDevice);
