@@ -125,7 +125,7 @@ def test_finds_every_expert_as_the_file_has_it(resident: Runner, logits):
 
 
 def test_enables_access_to_a_peer_as_often_as_it_likes():
-    """"Already enabled" is no error, and none stays behind for the next launch to find."""
+    """That it is enabled already is no error, and none stays behind for the next launch to find."""
     library = Backend("emulated").library
 
     assert [library.enable_peer_access(0, 1) for _ in range(3)] == ["", "", ""]
