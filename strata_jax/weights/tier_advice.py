@@ -111,13 +111,13 @@ class Advisor:
         most = memory.total_bytes
         excess = need.need_bytes - most
         advice = self._shorter_in_ram(excess, request, placement) if self.emulated else []
-        if excess <= parts["n-gram table"]:
+        if excess <= self._table_bytes(parts):
             advice.append(_OTHER_TABLE)
         advice += self._smaller_arena(request, placement, excess)
         if not advice:
             arenas = placement.primary_bytes + placement.peer_bytes if self.emulated else 0
             advice += self._together(
-                excess, {_OTHER_TABLE: parts["n-gram table"], self._no_cache(): arenas}
+                excess, {_OTHER_TABLE: self._table_bytes(parts), self._no_cache(): arenas}
             )
         return dataclasses.replace(need, have_bytes=most, bound_by="all RAM", advice=tuple(advice))
 
@@ -134,9 +134,13 @@ class Advisor:
         if need.fits:
             return need
         advice = [f"--host_ram_limit_gib={_ceil_hundredths(need.need_bytes)}"]
-        if need.need_bytes - int(limit * GIB) <= parts["n-gram table"]:
+        if need.need_bytes - int(limit * GIB) <= self._table_bytes(parts):
             advice.append(_OTHER_TABLE)
         return dataclasses.replace(need, advice=tuple(advice))
+
+    def _table_bytes(self, parts: dict[str, int]) -> int:
+        """What `_OTHER_TABLE` saves: a GPU reads the table from locked memory whatever the flag."""
+        return parts["n-gram table"] if self.emulated else 0
 
     def _shorter(self, excess: int) -> list[str]:
         """The longest context with which `excess` bytes are no longer too much."""
