@@ -1,5 +1,6 @@
 """The expert tiers of an engine: planned from headers, opened, adapted between windows, saved."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +10,13 @@ import jax
 
 from strata_jax import _native
 from strata_jax.config import TierSettings
-from strata_jax.errors import UsageError
+from strata_jax.errors import CapacityError, UsageError
 from strata_jax.ops.native import CPU, Backend
-from strata_jax.weights.budget import StepSizes, host_memory
+from strata_jax.weights.budget import GIB, StepSizes, host_memory, shown
 from strata_jax.weights.device_experts import DeviceExperts, device_memory
 from strata_jax.weights.experts import AdaptSettings, ExpertTiers, shares
 from strata_jax.weights.pack import Pack
+from strata_jax.weights.placement import Tier
 from strata_jax.weights.plan import make_plan
 from strata_jax.weights.profile import learned, load_profile, routed_model
 from strata_jax.weights.read_ahead import read_ahead
@@ -68,7 +70,7 @@ class EngineTiers:
         plan = plan_tiers(pack, sizes, settings, machine, steps=steps, profile=profile)
         plan.check()
         if store is None:
-            _check_device_settings(settings)
+            plan = _on_device(settings, plan)
             experts = DeviceExperts.open(pack, plan.placement, backend, report)
             return cls(pack, settings, plan, experts)
         read_ahead(pack, machine.host.available_bytes * 3 // 4, report)
@@ -139,13 +141,42 @@ class EngineTiers:
         self.experts.close()
 
 
-def _check_device_settings(settings: TierSettings) -> None:
-    """UsageError for what a GPU cannot do in this version."""
+_IDLE_ON_DEVICES = (
+    "pcie_frac",
+    "pool_workers",
+    "adapt_every",
+    "adapt_swaps",
+    "adapt_decay",
+    "resident_budget_gib",
+)
+"""Settings that decide nothing on a GPU in this version."""
+
+
+def _on_device(settings: TierSettings, plan: TierPlan) -> TierPlan:
+    """The plan with what a user of a GPU should know; refuses what a GPU cannot do in this version.
+
+    Raises:
+        UsageError: for a peer.
+        CapacityError: if experts off the card do not fit the RAM that may be page-locked: all of them are.
+    """
     if settings.peer_device is not None:
         raise UsageError(
             f"--peer_device={settings.peer_device}: not available on a GPU in this version; leave it "
             "out, or --platform=cpu emulates a peer"
         )
+    placed = plan.placement
+    away = int(placed.expert_bytes[placed.tiers != Tier.PRIMARY].sum())
+    limit = settings.host_ram_limit_gib
+    if placed.count(Tier.FILE) or (limit is not None and away > limit * GIB):
+        have = "the free RAM" if limit is None else f"--host_ram_limit_gib={limit:g}"
+        raise CapacityError(
+            f"experts: {shown(away)} stay off the card, and a GPU reads them from page-locked RAM; that "
+            f"is more than {have} has room for; more device memory or --platform=cpu"
+        )
+    idle = ", ".join(f"--{name}" for name in _IDLE_ON_DEVICES if name in settings.given)
+    if not idle:
+        return plan
+    return dataclasses.replace(plan, notes=(*plan.notes, f"{idle}: no effect on a GPU"))
 
 
 def _machine(backend: Backend) -> Machine:

@@ -120,6 +120,20 @@ def test_says_how_much_memory_is_missing_before_it_takes_any(pack, backend: Back
         make_runner(pack, backend, device_memory_mib=1)
 
 
+@pytest.mark.parametrize("flags", [{"resident_budget_gib": 0.0}, {"host_ram_limit_gib": 0.005}])
+def test_refuses_experts_that_page_locked_memory_may_not_hold(pack, backend: Backend, flags):
+    with pytest.raises(CapacityError, match=r"page-locked RAM|locked needs"):
+        make_runner(pack, backend, expert_cache=0, **flags)
+
+
+def test_names_what_decides_nothing_on_a_gpu(pack, backend: Backend):
+    runner = make_runner(pack, backend, adapt_every=3, pcie_frac=0.5)
+    notes = runner.tiers.plan.notes
+    runner.close()
+
+    assert "--pcie_frac, --adapt_every: no effect on a GPU" in notes
+
+
 def test_finds_every_expert_as_the_file_has_it(resident: Runner, logits):
     assert resident.tiers.experts.audit() == []
 
