@@ -2,27 +2,16 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
-#include <shared_mutex>
 #include <stdexcept>
 #include <thread>
 
+#include "common/slots.h"
 #include "cuda/panels.h"
 
 namespace strata {
 namespace {
 
 constexpr int64_t kStagingBytes = 64 << 20;
-
-struct Registry {
-  std::shared_mutex mutex;
-  std::vector<std::shared_ptr<DeviceStore>> slots;
-};
-
-Registry& TheRegistry() {
-  static auto* registry = new Registry();
-  return *registry;
-}
 
 std::string Failed(const char* what, int64_t bytes, cudaError_t error) {
   size_t free_bytes = 0, total = 0;
@@ -235,31 +224,13 @@ std::vector<uint32_t> DeviceStore::TakeUsage() {
 }
 
 int64_t AddDeviceStore(std::shared_ptr<DeviceStore> store) {
-  Registry& registry = TheRegistry();
-  std::unique_lock lock(registry.mutex);
-  for (size_t i = 0; i < registry.slots.size(); ++i) {
-    if (registry.slots[i] == nullptr) {
-      registry.slots[i] = std::move(store);
-      return static_cast<int64_t>(i);
-    }
-  }
-  registry.slots.push_back(std::move(store));
-  return static_cast<int64_t>(registry.slots.size()) - 1;
+  return Slots<DeviceStore>::Global().Add(std::move(store));
 }
 
-void RemoveDeviceStore(int64_t slot) {
-  Registry& registry = TheRegistry();
-  std::unique_lock lock(registry.mutex);
-  if (slot >= 0 && slot < static_cast<int64_t>(registry.slots.size())) {
-    registry.slots[slot] = nullptr;
-  }
-}
+void RemoveDeviceStore(int64_t slot) { Slots<DeviceStore>::Global().Remove(slot); }
 
 std::shared_ptr<DeviceStore> FindDeviceStore(int64_t slot) {
-  Registry& registry = TheRegistry();
-  std::shared_lock lock(registry.mutex);
-  if (slot < 0 || slot >= static_cast<int64_t>(registry.slots.size())) return nullptr;
-  return registry.slots[slot];
+  return Slots<DeviceStore>::Global().Find(slot);
 }
 
 }  // namespace strata

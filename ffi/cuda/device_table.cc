@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <mutex>
-#include <shared_mutex>
 #include <vector>
+
+#include "common/slots.h"
 
 namespace strata {
 namespace {
@@ -13,16 +13,6 @@ namespace {
 constexpr int64_t kSliceBytes = int64_t{16} << 20;  // copied between two looks at the clock
 constexpr int64_t kMaxRowBytes = 32 << 10;          // a row lies in a block's shared memory
 constexpr int64_t kPadding = 16;                    // behind the last row
-
-struct Registry {
-  std::shared_mutex mutex;
-  std::vector<std::shared_ptr<DeviceTable>> slots;
-};
-
-Registry& TheRegistry() {
-  static auto* registry = new Registry();
-  return *registry;
-}
 
 std::string CheckTable(const TypeInfo* type, int64_t num_rows, int64_t num_cols,
                        const uint8_t* host) {
@@ -115,34 +105,13 @@ std::string DeviceTable::Load(double max_s, int64_t* loaded) {
 }
 
 int64_t AddDeviceTable(std::shared_ptr<DeviceTable> table) {
-  Registry& registry = TheRegistry();
-  std::unique_lock lock(registry.mutex);
-  auto& slots = registry.slots;
-  const auto free = std::find(slots.begin(), slots.end(), nullptr);
-  const int64_t slot = free - slots.begin();
-  if (free == slots.end()) {
-    slots.push_back(std::move(table));
-  } else {
-    *free = std::move(table);
-  }
-  return slot;
+  return Slots<DeviceTable>::Global().Add(std::move(table));
 }
 
-void RemoveDeviceTable(int64_t slot) {
-  Registry& registry = TheRegistry();
-  std::shared_ptr<DeviceTable> removed;  // freeing takes time, so it happens without the mutex
-  std::unique_lock lock(registry.mutex);
-  if (slot >= 0 && slot < static_cast<int64_t>(registry.slots.size())) {
-    removed = std::move(registry.slots[slot]);
-  }
-  lock.unlock();
-}
+void RemoveDeviceTable(int64_t slot) { Slots<DeviceTable>::Global().Remove(slot); }
 
 std::shared_ptr<DeviceTable> FindDeviceTable(int64_t slot) {
-  Registry& registry = TheRegistry();
-  std::shared_lock lock(registry.mutex);
-  if (slot < 0 || slot >= static_cast<int64_t>(registry.slots.size())) return nullptr;
-  return registry.slots[slot];
+  return Slots<DeviceTable>::Global().Find(slot);
 }
 
 }  // namespace strata

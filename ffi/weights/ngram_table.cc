@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
-#include <shared_mutex>
 #include <vector>
+
+#include "common/slots.h"
 
 namespace strata {
 namespace {
@@ -69,16 +69,6 @@ std::string CheckOptions(const NgramTableOptions& options) {
            std::to_string(kMaxDepth) + ", a cache of 0 or more and a time-out expected";
   }
   return "";
-}
-
-struct Registry {
-  std::shared_mutex mutex;
-  std::vector<std::shared_ptr<NgramTable>> slots;
-};
-
-Registry& TheRegistry() {
-  static auto* registry = new Registry();
-  return *registry;
 }
 
 }  // namespace
@@ -232,33 +222,13 @@ std::string NgramTable::Prefetch(const int64_t* rows, int64_t count) {
 double NgramTable::Residency() const { return sees_residency_ ? mapped_.Residency() : -1.0; }
 
 int64_t AddTable(std::shared_ptr<NgramTable> table) {
-  Registry& registry = TheRegistry();
-  std::unique_lock lock(registry.mutex);
-  for (size_t i = 0; i < registry.slots.size(); ++i) {
-    if (registry.slots[i] == nullptr) {
-      registry.slots[i] = std::move(table);
-      return static_cast<int64_t>(i);
-    }
-  }
-  registry.slots.push_back(std::move(table));
-  return static_cast<int64_t>(registry.slots.size()) - 1;
+  return Slots<NgramTable>::Global().Add(std::move(table));
 }
 
-void RemoveTable(int64_t slot) {
-  Registry& registry = TheRegistry();
-  std::shared_ptr<NgramTable> removed;  // closing takes time, so it happens without the mutex
-  std::unique_lock lock(registry.mutex);
-  if (slot >= 0 && slot < static_cast<int64_t>(registry.slots.size())) {
-    removed = std::move(registry.slots[slot]);
-  }
-  lock.unlock();
-}
+void RemoveTable(int64_t slot) { Slots<NgramTable>::Global().Remove(slot); }
 
 std::shared_ptr<NgramTable> FindTable(int64_t slot) {
-  Registry& registry = TheRegistry();
-  std::shared_lock lock(registry.mutex);
-  if (slot < 0 || slot >= static_cast<int64_t>(registry.slots.size())) return nullptr;
-  return registry.slots[slot];
+  return Slots<NgramTable>::Global().Find(slot);
 }
 
 }  // namespace strata

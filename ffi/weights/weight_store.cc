@@ -1,20 +1,9 @@
 #include "weights/weight_store.h"
 
-#include <mutex>
-#include <shared_mutex>
+#include "common/slots.h"
 
 namespace strata {
 namespace {
-
-struct Registry {
-  std::shared_mutex mutex;
-  std::vector<std::shared_ptr<WeightStore>> slots;
-};
-
-Registry& TheRegistry() {
-  static auto* registry = new Registry();
-  return *registry;
-}
 
 // Bytes from the first row to the last; -1 where they do not fit in 63 bits.
 int64_t Span(const Matrix& matrix) {
@@ -64,31 +53,13 @@ const Matrix* WeightStore::Get(int64_t role, int64_t layer) const {
 }
 
 int64_t AddStore(std::shared_ptr<WeightStore> store) {
-  Registry& registry = TheRegistry();
-  std::unique_lock lock(registry.mutex);
-  for (size_t i = 0; i < registry.slots.size(); ++i) {
-    if (registry.slots[i] == nullptr) {
-      registry.slots[i] = std::move(store);
-      return static_cast<int64_t>(i);
-    }
-  }
-  registry.slots.push_back(std::move(store));
-  return static_cast<int64_t>(registry.slots.size()) - 1;
+  return Slots<WeightStore>::Global().Add(std::move(store));
 }
 
-void RemoveStore(int64_t slot) {
-  Registry& registry = TheRegistry();
-  std::unique_lock lock(registry.mutex);
-  if (slot >= 0 && slot < static_cast<int64_t>(registry.slots.size())) {
-    registry.slots[slot] = nullptr;
-  }
-}
+void RemoveStore(int64_t slot) { Slots<WeightStore>::Global().Remove(slot); }
 
 std::shared_ptr<WeightStore> FindStore(int64_t slot) {
-  Registry& registry = TheRegistry();
-  std::shared_lock lock(registry.mutex);
-  if (slot < 0 || slot >= static_cast<int64_t>(registry.slots.size())) return nullptr;
-  return registry.slots[slot];
+  return Slots<WeightStore>::Global().Find(slot);
 }
 
 }  // namespace strata
