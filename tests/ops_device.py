@@ -39,6 +39,7 @@ class DeviceStore:
             self._native.put(role, 0, m.type_id, m.count, m.rows, m.cols, m.rows, address)
         if experts:
             self._put_experts(experts, slot)
+        self._native.publish_experts()
         self._table: Any = None
         if Role.NGRAM_TABLE in matrices:
             m = matrices[Role.NGRAM_TABLE]
@@ -59,7 +60,6 @@ class DeviceStore:
         for expert in range(gate.count):
             raw = tuple(m.data.ctypes.data + m.data.nbytes // m.count * expert for m in experts)
             self._native.put_expert(0, expert, expert % 2 == 0, expert // 2 * slot, raw)
-        self._native.publish_experts()
 
     @property
     def slot(self) -> int:

@@ -3,15 +3,12 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
-#include <thread>
 
 #include "common/slots.h"
 #include "cuda/panels.h"
 
 namespace strata {
 namespace {
-
-constexpr int64_t kStagingBytes = 64 << 20;
 
 std::string Failed(const char* what, int64_t bytes, cudaError_t error) {
   size_t free_bytes = 0, total = 0;
@@ -47,8 +44,6 @@ DeviceStore::DeviceStore(int64_t num_roles, int64_t num_layers, int64_t num_expe
       matrix_bytes_(matrix_bytes),
       expert_bytes_(expert_bytes),
       host_bytes_(host_expert_bytes),
-      packers_(std::make_unique<ThreadPool>(
-          static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u)))),
       table_(num_layers * num_experts) {
   const auto take = [&](const char* what, int64_t bytes, auto allocate) {
     const cudaError_t error = bytes == 0 ? cudaSuccess : allocate();
@@ -66,9 +61,6 @@ DeviceStore::DeviceStore(int64_t num_roles, int64_t num_layers, int64_t num_expe
     return cudaHostAlloc(reinterpret_cast<void**>(&host_arena_), host_expert_bytes,
                          cudaHostAllocMapped | cudaHostAllocPortable);
   });
-  take("page-locked staging", kStagingBytes, [&] {
-    return cudaHostAlloc(reinterpret_cast<void**>(&staging_), kStagingBytes, cudaHostAllocDefault);
-  });
   take("the table of experts", pairs * 8, [&] { return cudaMalloc(&experts_, pairs * 8); });
   take("usage counts", pairs * 4, [&] { return cudaMalloc(&usage_, pairs * 4); });
   if (pairs > 0) {
@@ -79,6 +71,7 @@ DeviceStore::DeviceStore(int64_t num_roles, int64_t num_layers, int64_t num_expe
 DeviceStore::~DeviceStore() { Release(); }
 
 void DeviceStore::Release() {
+  copier_ = nullptr;
   // A step may still be in flight.
   cudaDeviceSynchronize();
   for (void* memory : {static_cast<void*>(matrix_arena_), static_cast<void*>(expert_arena_),
@@ -86,35 +79,11 @@ void DeviceStore::Release() {
     cudaFree(memory);
   }
   cudaFreeHost(host_arena_);
-  cudaFreeHost(staging_);
 }
 
-std::string DeviceStore::CopyPanels(const DeviceMatrix& shape, int64_t stride, const uint8_t* raw,
-                                    uint8_t* to) {
-  const int64_t row_bytes = shape.cols / shape.type->block_values * shape.type->block_bytes;
-  const PanelShape panels = ShapeOfPanels(*shape.type, shape.rows, shape.cols);
-  const int64_t at_once = kStagingBytes / shape.panel_bytes;
-  if (at_once == 0)
-    return "device_store: a row of " + std::to_string(row_bytes) + " bytes is too long";
-  for (int64_t index = 0; index < shape.count; ++index) {
-    const uint8_t* matrix = raw + index * stride * row_bytes;
-    for (int64_t first = 0; first < shape.panels(); first += at_once) {
-      const int64_t count = std::min(at_once, shape.panels() - first);
-      // A few panels for each job: a job of one would cost more to hand out than to do.
-      constexpr int64_t kJob = 8;
-      packers_->Run((count + kJob - 1) / kJob, [&](int64_t job) {
-        const int64_t begin = job * kJob;
-        PackPanels(*shape.type, panels, matrix, first + begin, std::min(kJob, count - begin),
-                   staging_ + begin * shape.panel_bytes);
-      });
-      const int64_t bytes = count * shape.panel_bytes;
-      const cudaError_t copied =
-          cudaMemcpy(to + index * shape.bytes_each + first * shape.panel_bytes, staging_, bytes,
-                     cudaMemcpyDefault);
-      if (copied != cudaSuccess) return Failed("a copy", bytes, copied);
-    }
-  }
-  return "";
+PanelCopier& DeviceStore::Copier() {
+  if (copier_ == nullptr) copier_ = std::make_unique<PanelCopier>();
+  return *copier_;
 }
 
 std::string DeviceStore::Put(int64_t role, int64_t layer, const DeviceMatrix& shape, int64_t stride,
@@ -134,7 +103,13 @@ std::string DeviceStore::Put(int64_t role, int64_t layer, const DeviceMatrix& sh
   matrix = shape;
   matrix.bytes = matrix_arena_ + matrix_used_;
   matrix_used_ += bytes;
-  return CopyPanels(shape, stride, raw, const_cast<uint8_t*>(matrix.bytes));
+  const int64_t row_bytes = shape.cols / shape.type->block_values * shape.type->block_bytes;
+  std::string error;
+  for (int64_t i = 0; i < shape.count && error.empty(); ++i) {
+    error = Copier().Add(*shape.type, shape.rows, shape.cols, raw + i * stride * row_bytes,
+                         const_cast<uint8_t*>(matrix.bytes) + i * shape.bytes_each, true);
+  }
+  return error;
 }
 
 const DeviceMatrix* DeviceStore::Get(int64_t role, int64_t layer) const {
@@ -169,17 +144,22 @@ std::string DeviceStore::PutExpert(int64_t layer, int64_t expert, bool on_device
     return "device_store: an expert of " + std::to_string(shape->bytes) + " bytes at " +
            std::to_string(offset) + " of " + std::to_string(room);
   }
-  // Memory of the host is written through the same staging: the copy goes either way.
   uint8_t* to = (on_device ? expert_arena_ : host_arena_) + offset;
-  std::string error = CopyPanels(shape->gate, shape->gate.rows, gate, to);
-  if (error.empty()) error = CopyPanels(shape->up, shape->up.rows, up, to + shape->up_at);
-  if (error.empty()) error = CopyPanels(shape->down, shape->down.rows, down, to + shape->down_at);
+  const auto add = [&](const DeviceMatrix& m, const uint8_t* raw, int64_t at) {
+    return Copier().Add(*m.type, m.rows, m.cols, raw, to + at, on_device);
+  };
+  std::string error = add(shape->gate, gate, 0);
+  if (error.empty()) error = add(shape->up, up, shape->up_at);
+  if (error.empty()) error = add(shape->down, down, shape->down_at);
   if (!error.empty()) return error;
   table_[layer * num_experts_ + expert] = to;
   return "";
 }
 
 std::string DeviceStore::PublishExperts() {
+  const std::string error = Copier().Flush();
+  copier_ = nullptr;
+  if (!error.empty()) return error;
   const cudaError_t copied =
       cudaMemcpy(experts_, table_.data(), table_.size() * sizeof(void*), cudaMemcpyHostToDevice);
   return copied == cudaSuccess ? "" : Failed("a copy", table_.size() * 8, copied);

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "common/gguf_types.h"
-#include "common/thread_pool.h"
 #include "cuda/launch.h"
+#include "cuda/panel_copier.h"
 
 namespace strata {
 
@@ -54,7 +54,8 @@ class DeviceStore {
   DeviceStore(const DeviceStore&) = delete;
   DeviceStore& operator=(const DeviceStore&) = delete;
 
-  // Copies a matrix of raw GGUF rows (`stride` rows from one of `count` to the next).
+  // Copies a matrix of raw GGUF rows (`stride` rows from one of `count` to the next). What Put and
+  // PutExpert copy has landed after the next PublishExperts; until then the rows must stay.
   std::string Put(int64_t role, int64_t layer, const DeviceMatrix& shape, int64_t stride,
                   const uint8_t* raw);
   const DeviceMatrix* Get(int64_t role, int64_t layer) const;
@@ -80,8 +81,7 @@ class DeviceStore {
 
  private:
   void Release();
-  std::string CopyPanels(const DeviceMatrix& shape, int64_t stride, const uint8_t* raw,
-                         uint8_t* to);
+  PanelCopier& Copier();
 
   int64_t num_layers_;
   int64_t num_experts_;
@@ -94,9 +94,8 @@ class DeviceStore {
   int64_t expert_bytes_;
   uint8_t* host_arena_ = nullptr;
   int64_t host_bytes_;
-  uint8_t* staging_ = nullptr;  // page-locked
-  std::unique_ptr<ThreadPool> packers_;
-  std::vector<const uint8_t*> table_;  // what `experts_` holds or will hold
+  std::unique_ptr<PanelCopier> copier_;  // between the first Put and PublishExperts
+  std::vector<const uint8_t*> table_;    // what `experts_` holds or will hold
   const uint8_t** experts_ = nullptr;
   uint32_t* usage_ = nullptr;
 };

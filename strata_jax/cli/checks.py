@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from strata_jax import __version__
-from strata_jax.cli.devices import nvidia_devices, pin_jax_to_cpu
+from strata_jax.cli.devices import nvidia_devices, pci_link, pin_jax_to_cpu
 from strata_jax.cli.native import load_native, runtime_api_version
 from strata_jax.config import loader_environment
 from strata_jax.errors import StrataError
@@ -143,7 +143,7 @@ def _gpus(seen: tuple[str, ...]) -> list[dict[str, Any]]:
         fine = (
             f"{device['free_mib']} of {device['total_mib']} MiB free, compute capability "
             f"{device['capability']} (built for {archs}), CUDA {machine['driver']} driver, "
-            f"{device['pci_id']}"
+            f"{device['pci_id']}, {pci_link(device['pci_id']) or 'link unknown'}"
         )
         if device["peers"]:
             fine += f", reaches the memory of {', '.join(map(str, device['peers']))}"

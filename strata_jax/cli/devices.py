@@ -11,6 +11,7 @@ from strata_jax.errors import StrataError
 
 _DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
 _DEVICE_NODES = Path("/dev")
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 def nvidia_devices(
@@ -29,6 +30,24 @@ def nvidia_devices(
                     names.append(value.strip())
     nodes = sorted(device_nodes.glob("nvidia[0-9]*"))
     return tuple(names) if names else tuple(f"NVIDIA device {node.name[6:]}" for node in nodes)
+
+
+def pci_link(pci_id: str, pci_devices: Path = _PCI_DEVICES) -> str | None:
+    """Speed and width of a device's link to the host, as the kernel tells; None where it does not.
+
+    Cards slow their link down while they idle, so what it can do is told too if that is more.
+    """
+
+    def link(which: str) -> str:
+        folder = pci_devices / pci_id.lower()
+        speed = (folder / f"{which}_link_speed").read_text().split()[0]
+        return f"{float(speed):g} GT/s x{int((folder / f'{which}_link_width').read_text())}"
+
+    try:
+        now, most = link("current"), link("max")
+    except (OSError, ValueError, IndexError):
+        return None
+    return f"link {now}" if now == most else f"link {now} now, {most} at most"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,9 @@ def run(values: flags.FlagValues, context: Context) -> int:
 def _lines(report: dict[str, Any]) -> list[str]:
     """The report for people, the answer first."""
     if report["works"]:
-        lines = [f"works: on the CPU, {report['kernels']['used']} kernels"]
+        gpus = [device["name"] for device in report["devices"][1:] if device["usable"]]
+        cpu = f"on the CPU, {report['kernels']['used']} kernels"
+        lines = [f"works: on {gpus[0]}; {cpu}, with --platform=cpu" if gpus else f"works: {cpu}"]
     else:
         lines = ["does not work:", *(f"  {problem}" for problem in report["problems"])]
     lines += ["", "devices"]

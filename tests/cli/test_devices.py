@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from strata_jax.cli.devices import Choice, choose_platform, nvidia_devices
+from strata_jax.cli.devices import Choice, choose_platform, nvidia_devices, pci_link
 from strata_jax.errors import StrataError
 
 
@@ -63,3 +63,25 @@ def test_a_device_that_was_asked_for_must_be_there():
         StrataError, match="--platform=cuda: no NVIDIA device can be used: no driver"
     ):
         choose_platform("cuda", (), lambda: "no driver")
+
+
+def test_tells_the_link_of_a_card_and_what_it_can_do_if_that_is_more(tmp_path: Path):
+    folder = tmp_path / "0000:1b:00.0"
+    folder.mkdir()
+    files = {
+        "current_link_speed": "2.5 GT/s PCIe\n",
+        "current_link_width": "16\n",
+        "max_link_speed": "32.0 GT/s PCIe\n",
+        "max_link_width": "16\n",
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+    assert pci_link("0000:1B:00.0", tmp_path) == "link 2.5 GT/s x16 now, 32 GT/s x16 at most"
+
+    (folder / "current_link_speed").write_text("32.0 GT/s PCIe\n")
+    assert pci_link("0000:1B:00.0", tmp_path) == "link 32 GT/s x16"
+
+
+def test_knows_nothing_of_a_link_the_kernel_does_not_tell(tmp_path: Path):
+    assert pci_link("0000:1B:00.0", tmp_path) is None

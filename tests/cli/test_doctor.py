@@ -89,9 +89,13 @@ def test_estimates_the_speed_of_the_model(report):
 
 
 def test_prints_the_answer_first(report):
-    lines = doctor._lines(json.loads(report.out))
+    result = json.loads(report.out)
+    result["devices"] = [result["devices"][0]]
 
-    assert lines[0].startswith("works: on the CPU")
+    assert doctor._lines(result)[0].startswith("works: on the CPU")
+
+    result["devices"].append({"name": "Card", "usable": True, "why": "it is fine"})
+    assert doctor._lines(result)[0].startswith("works: on Card; on the CPU")
 
 
 def test_a_broken_library_is_a_line_and_an_exit_code(monkeypatch: pytest.MonkeyPatch):
