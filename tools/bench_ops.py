@@ -3,11 +3,14 @@
 
   tools/bench_ops.py [--op REGEX] [--case REGEX] [--threads N] [--seconds 0.2]
   tools/bench_ops.py --op quant_matmul --case 'released/.*/window_1'
+  tools/bench_ops.py --platform=cuda --op expert_ffn --case 'released/window_[14]'
 
 A time is that of one more call in a loop of the compiled program, the best of five loops: no dispatch from
 Python. GB/s counts the bytes that must move at least once, against a memory copy measured in the same run;
 what fits in a cache may go beyond it. GMAC/s counts the multiply-adds of the products, against chains of
-dot products in registers: int8 ones for quantised weights, float32 ones for the rest.
+dot products in registers: int8 ones for quantised weights, float32 ones for the rest. On a GPU (device_ops.py) a
+time is that of one call in a captured graph of many, results are compared with the CPU's kernels, and the
+peaks are those of XLA's copy and of its bfloat16 product, twice that for int8.
 """
 
 import argparse
@@ -20,23 +23,27 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from device_ops import DeviceMatrices, device_peaks, results_on_device, seconds_on_device
 
 from strata_jax import _native
+from strata_jax.cli.devices import start_jax
 from strata_jax.ops.case_inputs import Call, make_call
 from strata_jax.ops.case_matrices import Matrix, open_store
-from strata_jax.ops.cases import CASES, IN_PLACE_ROWS, ROW_OPERANDS, STATES, TOLERANCES
+from strata_jax.ops.cases import CASES, IN_PLACE_ROWS, ROW_OPERANDS, STATES, TOLERANCES, Case
+from strata_jax.ops.native import CPU, Backend
 from strata_jax.ops.roles import Role
 from strata_jax.ops.sets import OpSet, native_ops, plain_ops
 from strata_jax.ops.unpack_ref import layout_of
 
 COPY_BYTES = 64 << 20
 LOOPS = 5
+Bench = Callable[[Call, str], str]
 EXACT = {"quant_matmul", "expert_ffn", "hyper_read"}
 """Ops that are made of contract T's products: the scalar kernels specify their bits."""
 
@@ -155,6 +162,28 @@ def verify(call: Call, ops: OpSet) -> str:
     return f"{tolerance:g}" if tolerance else "equal"
 
 
+def verify_on_device(call: Call, held: DeviceMatrices) -> str:
+    """`verify` for a GPU: against the CPU's op, or against the twin where the CPU has none of the kind."""
+    got = results_on_device(call, held)
+    if call.op in EXACT - {"hyper_read"}:  # whose norms are sums in another order there
+        store = open_store(call.matrices)
+        try:
+            few, rows = some_rows(call)
+            with jax.default_device(jax.devices("cpu")[0]):
+                expected = run(native_ops(store.slot), few)
+        finally:
+            store.close()
+        for g, e in zip(got, expected):
+            np.testing.assert_array_equal(g[rows], e)
+        return "bits"
+    tolerance = TOLERANCES.get(call.op, 0.0)
+    with jax.default_device(jax.devices("cpu")[0]):
+        expected = run_twin(call)
+    for g, e in zip(got, expected):
+        np.testing.assert_allclose(g, e, rtol=0, atol=tolerance * np.abs(e).max(initial=0.0))
+    return f"{tolerance:g}" if tolerance else "equal"
+
+
 def looped(call: Call, ops: OpSet) -> Callable[[int], float]:
     """Seconds of n calls in one program, each fed by the one before so that none is left out."""
     op = functools.partial(getattr(ops, call.op), **call.attributes)
@@ -219,6 +248,7 @@ def parse_flags() -> argparse.Namespace:
     parser.add_argument("--op", default="", help="regular expression that an op's name must hold")
     parser.add_argument("--case", default="", help="likewise for the case's name")
     parser.add_argument("--threads", type=int, default=_native.num_threads())
+    parser.add_argument("--platform", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--seconds", type=float, default=0.2, help="of each of the five loops")
     return parser.parse_args()
 
@@ -234,34 +264,63 @@ def main() -> int:
     if not chosen:
         print(f"bench_ops: no case matches --op={flags.op} --case={flags.case}", file=sys.stderr)
         return 2
-    _native.set_threads(flags.threads)
-    peaks = measure_peaks(flags.threads, 0.1)
-    print(
-        f"kernels {_native.kernels()}, {flags.threads} threads; memory copy "
-        f"{peaks.copy_bytes / 1e9:.1f} GB/s, int8 dot products {peaks.int8_macs / 1e9:.0f} GMAC/s, "
-        f"float32 {peaks.float_macs / 1e9:.0f} GMAC/s"
-    )
-    print(
-        f"{'op':13s}{'case':27s}{'us':>11s}{'GB/s':>8s} {'copy':>5s}{'GMAC/s':>9s} {'peak':>5s}  check"
-    )
     failed = 0
-    for op, case in chosen:
+    for op, case, bench in benches(flags, chosen):
         call = make_call(op, case)
-        store = open_store(call.matrices)
-        table = open_table(call.matrices.get(Role.NGRAM_TABLE))
-        ops = native_ops(store.slot, table=table.slot if table else -1)
         try:
-            check = verify(call, ops)
-            seconds = time_call(call, ops, flags.seconds)
-            print(line(call, case.name, seconds, check, peaks), flush=True)
+            print(bench(call, case.name), flush=True)
         except AssertionError as error:
             failed += 1
             print(f"{op:13s}{case.name:27s} DIFFERS: {error}", flush=True)
-        finally:
-            store.close()
-            if table:
-                table.close()
     return 1 if failed else 0
+
+
+def benches(flags: argparse.Namespace, chosen: list) -> Iterator[tuple[str, Case, Bench]]:
+    """Prints the head of the table, then yields what is to be done for every case."""
+    _native.set_threads(flags.threads)
+    if flags.platform == "cpu":
+        peaks = measure_peaks(flags.threads, 0.1)
+        print(
+            f"kernels {_native.kernels()}, {flags.threads} threads; memory copy "
+            f"{peaks.copy_bytes / 1e9:.1f} GB/s, int8 dot products {peaks.int8_macs / 1e9:.0f} "
+            f"GMAC/s, float32 {peaks.float_macs / 1e9:.0f} GMAC/s"
+        )
+        bench = functools.partial(bench_on_cpu, flags.seconds, peaks)
+    else:
+        start_jax("cuda", 24 << 30)
+        copy, macs = device_peaks()
+        peaks = Peaks(copy, 2 * macs, macs)
+        print(f"{jax.devices()[0]}: copy {copy / 1e9:.0f} GB/s, bfloat16 {macs / 1e9:.0f} GMAC/s")
+        bench = functools.partial(bench_on_device, Backend(flags.platform), peaks)
+    print(
+        f"{'op':13s}{'case':27s}{'us':>11s}{'GB/s':>8s} {'copy':>5s}{'GMAC/s':>9s} {'peak':>5s}  check"
+    )
+    for op, case in chosen:
+        yield op, case, bench
+
+
+def bench_on_cpu(seconds: float, peaks: Peaks, call: Call, name: str) -> str:
+    """A line of the table. AssertionError where the op is wrong."""
+    store = open_store(call.matrices)
+    table = open_table(call.matrices.get(Role.NGRAM_TABLE))
+    ops = native_ops(store.slot, table=table.slot if table else -1, backend=CPU)
+    try:
+        check = verify(call, ops)
+        return line(call, name, time_call(call, ops, seconds), check, peaks)
+    finally:
+        store.close()
+        if table:
+            table.close()
+
+
+def bench_on_device(backend: Backend, peaks: Peaks, call: Call, name: str) -> str:
+    """The same on a GPU."""
+    held = DeviceMatrices(backend, call.matrices)
+    try:
+        check = verify_on_device(call, held)
+        return line(call, name, seconds_on_device(call, held), check, peaks)
+    finally:
+        held.close()
 
 
 if __name__ == "__main__":
