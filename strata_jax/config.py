@@ -4,10 +4,12 @@ The model's settings are parsed from a file's metadata by `weights/metadata.py`,
 command line by `cli/tier_flags.py`. Nothing else reads environment variables.
 """
 
+import contextlib
 import dataclasses
 import math
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 from strata_jax.errors import UsageError
@@ -95,6 +97,15 @@ class ModelConfig:
     """Token that ends an answer (`tokenizer.ggml.eos_token_id`)."""
 
 
+_XLA_MEMORY = (
+    "XLA_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "XLA_PYTHON_CLIENT_ALLOCATOR",
+)
+"""Variables that decide how much of a GPU XLA takes, and when; the first is the current name."""
+
+
 def environment_notes() -> tuple[str, ...]:
     """One line for every environment variable that is set although it decides nothing here."""
     notes = []
@@ -104,6 +115,9 @@ def environment_notes() -> tuple[str, ...]:
         value = os.environ.get(name, "")
         if value not in ("", "cpu"):
             notes.append(f"{name}={value} has no effect: --platform decides")
+    for name in _XLA_MEMORY:
+        if os.environ.get(name):
+            notes.append(f"{name}={os.environ[name]} has no effect: the plan decides")
     return tuple(notes)
 
 
@@ -118,15 +132,21 @@ def user_cache_dir() -> pathlib.Path | None:
         return None
 
 
-def reserve_xla_memory(share: float) -> None:
-    """Lets XLA take this share of a GPU's memory, at once, when its backend starts.
+@contextlib.contextmanager
+def reserve_xla_memory(share: float) -> Iterator[None]:
+    """Lets XLA take this share of a GPU's memory, at once, if its backend starts meanwhile.
 
-    A share that the user's own variables name is kept. Source: jax-ffi.md, section 5 (names as of
-    jaxlib 0.11).
+    What the user's own variables say is overruled: experts and matrices were given the rest, and either
+    side would run out in the middle of a prompt. `environment_notes` names them. Source: jax-ffi.md,
+    section 5 (names as of jaxlib 0.11).
     """
-    names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-    if not any(os.environ.get(name) for name in names):
-        os.environ[names[0]] = f"{share:.4f}"
+    before = {name: os.environ.pop(name) for name in _XLA_MEMORY if name in os.environ}
+    os.environ[_XLA_MEMORY[0]] = f"{share:.4f}"
+    try:
+        yield
+    finally:
+        del os.environ[_XLA_MEMORY[0]]
+        os.environ.update(before)
 
 
 def loader_environment() -> dict[str, str]:

@@ -1,4 +1,5 @@
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,16 @@ import pytest
 from strata_jax import config
 from strata_jax.errors import UsageError
 
-VARIABLES = ("STRATA_MMQ_NO_STREAMK", "JAX_PLATFORMS", "JAX_PLATFORM_NAME", "XDG_CACHE_HOME")
+VARIABLES = (
+    "STRATA_MMQ_NO_STREAMK",
+    "JAX_PLATFORMS",
+    "JAX_PLATFORM_NAME",
+    "XDG_CACHE_HOME",
+    "XLA_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "XLA_PYTHON_CLIENT_ALLOCATOR",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +32,8 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch):
         ("JAX_PLATFORMS", "cuda"),
         ("JAX_PLATFORMS", "cuda,cpu"),
         ("JAX_PLATFORM_NAME", "gpu"),
+        ("XLA_PYTHON_CLIENT_MEM_FRACTION", ".9"),
+        ("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
     ],
 )
 def test_names_a_variable_that_decides_nothing(
@@ -302,3 +314,17 @@ def test_tiers_know_whether_experts_move(settings: dict, adapts: bool):
 )
 def test_tiers_name_what_has_no_effect(settings: dict, platform: str, expected: tuple[str, ...]):
     assert config.TierSettings(**settings).notes(platform) == expected
+
+
+def test_overrules_what_the_user_gives_xla_of_the_card_while_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", ".9")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+    with config.reserve_xla_memory(0.25):
+        inside = {n: v for n, v in os.environ.items() if n.startswith("XLA_") and "FLAGS" not in n}
+
+    assert inside == {"XLA_CLIENT_MEM_FRACTION": "0.2500"}
+    assert os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] == ".9"
+    assert "XLA_CLIENT_MEM_FRACTION" not in os.environ

@@ -123,18 +123,40 @@ def start_jax(platform: Platform, xla_bytes: int = 0) -> None:
         pin_jax_to_cpu()
         return
     machine = importlib.import_module("strata_jax._native_cuda").machine()
-    reserve_xla_memory(xla_bytes / (machine["devices"][0]["total_mib"] << 20))
+    share = xla_bytes / (machine["devices"][0]["total_mib"] << 20)
     # The peer is the native side's: JAX would otherwise take most of its memory.
     jax.config.update("jax_cuda_visible_devices", "0")
     jax.config.update("jax_platforms", "cuda,cpu")
     try:
-        jax.devices("cuda")
+        with reserve_xla_memory(share):
+            jax.devices("cuda")
     except RuntimeError as error:
         first_line = str(error).partition("\n")[0]
         raise StrataError(
             f"--platform=cuda: JAX's CUDA backend does not start: {first_line}; install "
             "jax[cuda13], or --platform=cpu runs without it"
         ) from None
+    taken = (jax.devices("cuda")[0].memory_stats() or {}).get("bytes_limit", xla_bytes)
+    check_xla_share(taken, xla_bytes)
+
+
+def check_xla_share(taken: int, planned: int) -> None:
+    """Whether XLA took what the plan gives it: a backend that was started before keeps its own share.
+
+    Args:
+        taken: bytes of the device that XLA holds.
+        planned: bytes that it was to take.
+
+    Raises:
+        StrataError: if they differ by more than rounding of a share to four digits makes.
+    """
+    slack = planned // 10 + (64 << 20)
+    if planned and abs(taken - planned) > slack:
+        raise StrataError(
+            f"--platform=cuda: XLA holds {taken >> 20} MiB of the GPU, {planned >> 20} MiB planned: "
+            "JAX's backend was started before strata_jax in this process; start it afterwards, or let "
+            "strata_jax run in a process of its own"
+        )
 
 
 def pin_jax_to_cpu() -> None:

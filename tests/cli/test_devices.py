@@ -2,7 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from strata_jax.cli.devices import Choice, choose_platform, nvidia_devices, pci_link
+from strata_jax.cli.devices import (
+    Choice,
+    check_xla_share,
+    choose_platform,
+    nvidia_devices,
+    pci_link,
+)
 from strata_jax.errors import StrataError
 
 
@@ -85,3 +91,14 @@ def test_tells_the_link_of_a_card_and_what_it_can_do_if_that_is_more(tmp_path: P
 
 def test_knows_nothing_of_a_link_the_kernel_does_not_tell(tmp_path: Path):
     assert pci_link("0000:1B:00.0", tmp_path) is None
+
+
+@pytest.mark.parametrize("taken", [100 << 30, 1 << 30])
+def test_refuses_an_xla_that_was_started_with_another_share(taken: int):
+    with pytest.raises(StrataError, match="started before strata_jax"):
+        check_xla_share(taken, 8 << 30)
+
+
+@pytest.mark.parametrize("taken", [8 << 30, (8 << 30) + (50 << 20)])
+def test_takes_the_share_that_was_planned_but_for_rounding(taken: int):
+    check_xla_share(taken, 8 << 30)
