@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 
 #include "common/slots.h"
@@ -75,9 +76,11 @@ void DeviceStore::Release() {
   // A step may still be in flight.
   cudaDeviceSynchronize();
   for (void* memory : {static_cast<void*>(matrix_arena_), static_cast<void*>(expert_arena_),
-                       static_cast<void*>(experts_), static_cast<void*>(usage_)}) {
+                       static_cast<void*>(experts_), static_cast<void*>(usage_),
+                       static_cast<void*>(doors_.peer_rows)}) {
     cudaFree(memory);
   }
+  cudaFreeHost(doors_.host_rows);
   cudaFreeHost(host_arena_);
 }
 
@@ -152,7 +155,50 @@ std::string DeviceStore::PutExpert(int64_t layer, int64_t expert, bool on_device
   if (error.empty()) error = add(shape->up, up, shape->up_at);
   if (error.empty()) error = add(shape->down, down, shape->down_at);
   if (!error.empty()) return error;
-  table_[layer * num_experts_ + expert] = to;
+  table_[layer * num_experts_ + expert] = ExpertWord(to, ExpertTag::kLocal);
+  return "";
+}
+
+std::string DeviceStore::SetTag(int64_t layer, int64_t expert, ExpertTag tag) {
+  if (GetExpertShape(layer) == nullptr || expert < 0 || expert >= num_experts_) {
+    return "device_store: no expert " + std::to_string(expert) + " in layer " +
+           std::to_string(layer);
+  }
+  if (tag != ExpertTag::kLocal && doors() == nullptr) {
+    return "device_store: it has no doors, so every expert is local";
+  }
+  uint64_t& word = table_[layer * num_experts_ + expert];
+  word = (word & ~kTagBits) | static_cast<uint64_t>(tag);
+  return "";
+}
+
+std::string DeviceStore::OpenDoors(int64_t window_rows, int64_t num_active, int64_t width,
+                                   const std::vector<uint8_t>& streamed) {
+  if (window_rows < 1 || num_active < 1 || num_active > kMostDoorEntries || width < 1 ||
+      static_cast<int64_t>(streamed.size()) != num_active + 1) {
+    return "device_store: doors for " + std::to_string(window_rows) + " rows of " +
+           std::to_string(num_active) + " experts, expected 1 to " +
+           std::to_string(kMostDoorEntries);
+  }
+  for (size_t n = 0; n < streamed.size(); ++n) {
+    if (streamed[n] > n) return "device_store: more than all misses are to be streamed";
+  }
+  const int64_t bytes = window_rows * num_active * width * 4;
+  cudaError_t error = cudaMalloc(&doors_.peer_rows, bytes);
+  if (error == cudaSuccess) {
+    error = cudaHostAlloc(reinterpret_cast<void**>(&doors_.host_rows), bytes,
+                          cudaHostAllocMapped | cudaHostAllocPortable);
+  }
+  float* mapped = nullptr;
+  if (error == cudaSuccess) error = cudaHostGetDevicePointer(&mapped, doors_.host_rows, 0);
+  if (error != cudaSuccess) return Failed("memory for rows", bytes, error);
+  doors_.host_rows_at = mapped;
+  doors_.num_active = num_active;
+  doors_.width = width;
+  doors_.streamed = streamed;
+  doors_.streamed_always.resize(streamed.size());
+  std::iota(doors_.streamed_always.begin(), doors_.streamed_always.end(), uint8_t{0});
+  doors_.window_rows = window_rows;
   return "";
 }
 
@@ -161,7 +207,7 @@ std::string DeviceStore::PublishExperts() {
   copier_ = nullptr;
   if (!error.empty()) return error;
   const cudaError_t copied =
-      cudaMemcpy(experts_, table_.data(), table_.size() * sizeof(void*), cudaMemcpyHostToDevice);
+      cudaMemcpy(experts_, table_.data(), table_.size() * 8, cudaMemcpyHostToDevice);
   return copied == cudaSuccess ? "" : Failed("a copy", table_.size() * 8, copied);
 }
 
@@ -171,10 +217,11 @@ std::string DeviceStore::AuditExpert(int64_t layer, int64_t expert, const uint8_
   if (shape == nullptr || expert < 0 || expert >= num_experts_) {
     return "no expert " + std::to_string(expert) + " in layer " + std::to_string(layer);
   }
-  const uint8_t* at = nullptr;
+  uint64_t word = 0;
   cudaDeviceSynchronize();
-  cudaError_t copied =
-      cudaMemcpy(&at, experts_ + layer * num_experts_ + expert, sizeof(at), cudaMemcpyDeviceToHost);
+  cudaError_t copied = cudaMemcpy(&word, experts_ + layer * num_experts_ + expert, sizeof(word),
+                                  cudaMemcpyDeviceToHost);
+  const auto* at = reinterpret_cast<const uint8_t*>(word & ~kTagBits);
   std::vector<uint8_t> slot(shape->bytes);
   if (copied == cudaSuccess) {
     copied = cudaMemcpy(slot.data(), at, shape->bytes, cudaMemcpyDefault);

@@ -1,10 +1,14 @@
 // Matrices in the primary's memory, as panels, by role and layer; and where every expert's lie.
 //
+// Doors: what a store needs whose experts may be computed elsewhere, by a peer or by the host. They
+// are opened once, before any program is compiled; a store without them runs kernels that know of
+// no doors.
+//
 // Memory: one arena for matrices and one for experts, allocated once, never moved: captured graphs
 // hold addresses. Experts that are not on the device lie in a second, page-locked arena of the host
-// that the device reads over its link. `experts` is a table in device memory, one address for each
-// (layer, expert), which kernels read at run time; changing it between steps moves an expert
-// without touching a program or a graph.
+// that the device reads over its link. `experts` is a table in device memory, one word for each
+// (layer, expert) (expert_word.h), which kernels read at run time; changing it between steps moves
+// an expert without touching a program or a graph.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +17,7 @@
 #include <vector>
 
 #include "common/gguf_types.h"
+#include "cuda/expert_word.h"
 #include "cuda/launch.h"
 #include "cuda/panel_copier.h"
 
@@ -45,6 +50,18 @@ struct ExpertShape {
   int64_t bytes = 0;
 };
 
+// Where the rows of entries that others compute are found, for windows of up to `window_rows` rows.
+struct Doors {
+  int64_t window_rows = 0;
+  int64_t num_active = 0;
+  int64_t width = 0;
+  float* peer_rows = nullptr;            // [window_rows * num_active, width], device
+  float* host_rows = nullptr;            // the same, the host's address
+  const float* host_rows_at = nullptr;   // and the device's
+  std::vector<uint8_t> streamed;         // [num_active + 1], of so many misses of a window's row
+  std::vector<uint8_t> streamed_always;  // the same for tiles: all
+};
+
 class DeviceStore {
  public:
   // Sizes in bytes. Throws std::runtime_error with numbers where memory is short.
@@ -66,7 +83,15 @@ class DeviceStore {
   // with PublishExperts.
   std::string PutExpert(int64_t layer, int64_t expert, bool on_device, int64_t offset,
                         const uint8_t* gate, const uint8_t* up, const uint8_t* down);
+  // Who computes an expert that has been put, or that lies elsewhere; follows with PublishExperts.
+  std::string SetTag(int64_t layer, int64_t expert, ExpertTag tag);
   std::string PublishExperts();
+
+  // Before anything is compiled. Of a row's n misses `streamed[n]` are read over the link.
+  std::string OpenDoors(int64_t window_rows, int64_t num_active, int64_t width,
+                        const std::vector<uint8_t>& streamed);
+  const Doors* doors() const { return doors_.window_rows > 0 ? &doors_ : nullptr; }
+
   // Compares one expert, where the device's table says it lies, with the file's rows. Returns what
   // differs, or an empty string. No step may run.
   std::string AuditExpert(int64_t layer, int64_t expert, const uint8_t* gate, const uint8_t* up,
@@ -74,7 +99,7 @@ class DeviceStore {
 
   int64_t num_layers() const { return num_layers_; }
   int64_t num_experts() const { return num_experts_; }
-  const uint8_t* const* experts(int64_t layer) const { return experts_ + layer * num_experts_; }
+  const uint64_t* experts(int64_t layer) const { return experts_ + layer * num_experts_; }
   // [layers * experts], raised by kernels for every routed entry.
   uint32_t* usage(int64_t layer) const { return usage_ + layer * num_experts_; }
   std::vector<uint32_t> TakeUsage();
@@ -95,8 +120,9 @@ class DeviceStore {
   uint8_t* host_arena_ = nullptr;
   int64_t host_bytes_;
   std::unique_ptr<PanelCopier> copier_;  // between the first Put and PublishExperts
-  std::vector<const uint8_t*> table_;    // what `experts_` holds or will hold
-  const uint8_t** experts_ = nullptr;
+  std::vector<uint64_t> table_;          // what `experts_` holds or will hold
+  uint64_t* experts_ = nullptr;
+  Doors doors_;
   uint32_t* usage_ = nullptr;
 };
 

@@ -170,6 +170,15 @@ class DeviceStoreHandle {
                              reinterpret_cast<const uint8_t*>(raw[2]));
   }
 
+  void SetTag(int64_t layer, int64_t expert, uint32_t tag) {
+    Check(Held().SetTag(layer, expert, static_cast<ExpertTag>(tag)));
+  }
+
+  void OpenDoors(int64_t window_rows, int64_t num_active, int64_t width,
+                 const std::vector<uint8_t>& streamed) {
+    Check(Held().OpenDoors(window_rows, num_active, width, streamed));
+  }
+
   void PublishExperts() { Check(Held().PublishExperts()); }
   std::vector<uint32_t> TakeUsage() { return Held().TakeUsage(); }
 
@@ -237,6 +246,10 @@ void BindDevice(py::module_& module) {
            py::arg("on_device"), py::arg("offset"), py::arg("raw"))
       .def("audit_expert", &DeviceStoreHandle::AuditExpert, py::arg("layer"), py::arg("expert"),
            py::arg("raw"))
+      .def("set_tag", &DeviceStoreHandle::SetTag, py::arg("layer"), py::arg("expert"),
+           py::arg("tag"))
+      .def("open_doors", &DeviceStoreHandle::OpenDoors, py::arg("window_rows"),
+           py::arg("num_active"), py::arg("width"), py::arg("streamed"))
       .def("publish_experts", &DeviceStoreHandle::PublishExperts)
       .def("take_usage", &DeviceStoreHandle::TakeUsage)
       .def("close", &DeviceStoreHandle::Close);

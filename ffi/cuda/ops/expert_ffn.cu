@@ -5,10 +5,12 @@
 //
 // Where an expert lies is read from the table at run time: slots of the card, or page-locked memory
 // of the host that the same loads reach over the link. A swap between two steps changes the table
-// and nothing else.
+// and nothing else. With doors an entry may be computed elsewhere (expert_ffn_doors.cuh): the first
+// kernel skips it, the second takes its row from there, in its place of the router's order.
 #include <algorithm>
 
 #include "cuda/ops/expert_ffn.h"
+#include "cuda/ops/expert_ffn_doors.cuh"
 #include "cuda/ops/expert_ffn_inline.cuh"
 #include "cuda/ops/expert_ffn_parts.cuh"
 
@@ -19,6 +21,7 @@ constexpr int kMostWarps = 16;
 
 constexpr int64_t Padded(int64_t count) { return (count + 15) / 16 * 16; }
 
+template <bool kDoors>
 __global__ void __launch_bounds__(kMostWarps * 32)
     GateUpKernel(const __grid_constant__ FfnParams p) {
   STRATA_SHARED(unsigned char, shared);
@@ -35,9 +38,20 @@ __global__ void __launch_bounds__(kMostWarps * 32)
   const uint8_t* up_at = p.shared_up.bytes;
   if (routed) {
     const int expert = p.ids[row * p.num_active + e];
-    gate_at = p.experts[expert];
+    if (panel == 0 && threadIdx.x == 0 && p.usage != nullptr) atomicAdd(p.usage + expert, 1u);
+    uint64_t word = 0;
+    if constexpr (kDoors) {
+      const int id = lane < p.num_active ? p.ids[row * p.num_active + lane] : 0;
+      const RowHomes homes = HomesOf(p, id, lane);
+      if (homes.Away(e)) return;
+      word = FromLane(homes.word, e);
+    } else {
+      word = p.experts[expert];
+    }
+    gate_at = PanelsOf(word);
     up_at = gate_at + p.up_at;
-    if (panel == 0 && threadIdx.x == 0) atomicAdd(p.usage + expert, 1u);
+  } else if (kDoors && p.rows != nullptr) {
+    return;
   }
   const PanelMatrix& gate = routed ? p.gate : p.shared_gate;
   const PanelMatrix& up = routed ? p.up : p.shared_up;
@@ -82,7 +96,7 @@ __global__ void __launch_bounds__(kMostWarps * 32)
 // The down matrix of an entry.
 __device__ __forceinline__ const uint8_t* DownBytes(const FfnParams& p, int row, int e) {
   if (e == p.num_active) return p.shared_down.bytes;
-  return p.experts[p.ids[row * p.num_active + e]] + p.down_at;
+  return PanelsOf(p.experts[p.ids[row * p.num_active + e]]) + p.down_at;
 }
 
 template <typename T>
@@ -90,6 +104,33 @@ __device__ __forceinline__ void CopyToShared(const T* from, T* to, int count) {
   for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[i];
 }
 
+// One column of a row's entries: the weighted sum in the router's order, or each as it is.
+template <bool kDoors>
+__device__ __forceinline__ void WriteColumn(const FfnParams& p, const RowHomes& homes,
+                                            const float* sums, int most, int row, int column) {
+  const int lane = threadIdx.x % 32;
+  float y = 0.0f;
+  for (int e = 0; e <= p.num_active; ++e) {
+    const bool routed = e < p.num_active;
+    const int segments = NumSegments(routed ? p.down : p.shared_down);
+    float total = 0.0f;
+    if (kDoors && routed && homes.Away(e)) {
+      total = sums[e * most * 32 + lane];
+    } else if (!kDoors || routed || p.rows == nullptr) {
+      for (int s = 0; s < segments; ++s) total = __fadd_rn(total, sums[(e * most + s) * 32 + lane]);
+    }
+    if (kDoors && p.rows != nullptr) {
+      const int64_t entry = static_cast<int64_t>(row) * p.num_active + e;
+      if (routed && !homes.Away(e)) p.rows[entry * p.width + column] = total;
+      continue;
+    }
+    const float weight = routed ? p.weights[row * p.num_active + e] : p.shared_weights[row];
+    y = __fmaf_rn(weight, total, y);
+  }
+  if (!kDoors || p.rows == nullptr) p.y[static_cast<int64_t>(row) * p.width + column] = y;
+}
+
+template <bool kDoors>
 __global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_constant__ FfnParams p) {
   STRATA_SHARED(unsigned char, shared);
   const int row = blockIdx.y;
@@ -99,9 +140,18 @@ __global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_const
   const int warps = blockDim.x / 32;
   const int column = panel * 32 + lane;
   if (row >= *p.live) {
-    if (warp == 0 && column < p.width) p.y[static_cast<int64_t>(row) * p.width + column] = 0.0f;
+    if (warp == 0 && column < p.width && p.y != nullptr) {
+      p.y[static_cast<int64_t>(row) * p.width + column] = 0.0f;
+    }
     return;
   }
+  RowHomes homes = {};
+  if constexpr (kDoors) {
+    homes = HomesOf(p, lane < p.num_active ? p.ids[row * p.num_active + lane] : 0, lane);
+  }
+  const auto skips = [&](int e) {
+    return kDoors && (e < p.num_active ? homes.Away(e) : p.rows != nullptr);
+  };
   const int entries = p.num_active + 1;
   const int most = (p.hidden_width + 255) / 256;   // segments of an entry
   float* sums = reinterpret_cast<float*>(shared);  // [entries, most, 32]
@@ -111,7 +161,7 @@ __global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_const
     const int e = job / most;
     const int segment = job - e * most;
     const PanelMatrix& m = e < p.num_active ? p.down : p.shared_down;
-    if (segment < NumSegments(m)) {
+    if (segment < NumSegments(m) && !skips(e)) {
       PrefetchUnit(DownBytes(p, row, e) + panel * m.panel_bytes +
                        static_cast<int64_t>(segment) * m.unit_bytes,
                    m.unit_bytes, lane);
@@ -134,7 +184,7 @@ __global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_const
     const int segment = job - e * most;
     const bool routed = e < p.num_active;
     const PanelMatrix& m = routed ? p.down : p.shared_down;
-    if (segment >= NumSegments(m)) continue;
+    if (segment >= NumSegments(m) || skips(e)) continue;
     const Rows rows = {q.codes + e * p.hidden_width,
                        q.scales + e * (p.hidden_width / 32),
                        q.sums + e * (p.hidden_width / 16),
@@ -146,18 +196,15 @@ __global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_const
     MultiplySegment(m, DownBytes(p, row, e), panel, segment, rows, 1, lane, acc);
     sums[job * 32 + lane] = acc[0];
   }
-  __syncthreads();
-  if (warp != 0 || column >= p.width) return;
-  float y = 0.0f;
-  for (int e = 0; e < entries; ++e) {
-    const bool routed = e < p.num_active;
-    const int segments = NumSegments(routed ? p.down : p.shared_down);
-    float total = 0.0f;
-    for (int s = 0; s < segments; ++s) total = __fadd_rn(total, sums[(e * most + s) * 32 + lane]);
-    const float weight = routed ? p.weights[row * p.num_active + e] : p.shared_weights[row];
-    y = __fmaf_rn(weight, total, y);
+  if constexpr (kDoors) {
+    for (int e = warp; e < p.num_active; e += warps) {
+      if (!homes.Away(e) || p.rows != nullptr || column >= p.width) continue;
+      const int64_t entry = static_cast<int64_t>(row) * p.num_active + e;
+      sums[e * most * 32 + lane] = RemoteValue(p, homes, entry, column);
+    }
   }
-  p.y[static_cast<int64_t>(row) * p.width + column] = y;
+  __syncthreads();
+  if (warp == 0 && column < p.width) WriteColumn<kDoors>(p, homes, sums, most, row, column);
 }
 
 using Kernel = void (*)(const FfnParams);
@@ -169,11 +216,12 @@ struct Inlined {
   int64_t book_bytes;
 };
 
+template <bool kDoors>
 Inlined InlineGateUp(GgmlType type) {
   switch (type) {
 #define STRATA_CASE(name) \
   case GgmlType::k##name: \
-    return {InlineGateUpKernel<Decode##name>, GridBytes(GgmlType::k##name, kBookCopies)}
+    return {InlineGateUpKernel<Decode##name, kDoors>, GridBytes(GgmlType::k##name, kBookCopies)}
     STRATA_CASE(IQ3_S);
     STRATA_CASE(IQ3_XXS);
     STRATA_CASE(IQ4_XS);
@@ -185,16 +233,17 @@ Inlined InlineGateUp(GgmlType type) {
   }
 }
 
+template <bool kDoors>
 Kernel InlineDown(GgmlType type) {
   switch (type) {
     case GgmlType::kIQ4_NL:
-      return InlineDownKernel<DecodeIQ4_NL>;
+      return InlineDownKernel<DecodeIQ4_NL, kDoors>;
     case GgmlType::kQ5_0:
-      return InlineDownKernel<DecodeQ5_0>;
+      return InlineDownKernel<DecodeQ5_0, kDoors>;
     case GgmlType::kQ8_0:
-      return InlineDownKernel<DecodeQ8_0>;
+      return InlineDownKernel<DecodeQ8_0, kDoors>;
     case GgmlType::kQ2_0:
-      return InlineDownKernel<DecodeQ2_0>;
+      return InlineDownKernel<DecodeQ2_0, kDoors>;
     default:
       return nullptr;
   }
@@ -212,6 +261,12 @@ FfnParams ParamsOf(const ExpertFfnArgs& a) {
   p.y = a.y;
   p.experts = a.experts;
   p.usage = a.usage;
+  if (a.doors) {
+    p.peer_rows = a.peer_rows;
+    p.host_rows = a.host_rows;
+    p.rows = a.rows;
+    std::copy_n(a.streamed, a.num_active + 1, p.streamed);
+  }
   p.up_at = a.routed->up_at;
   p.down_at = a.routed->down_at;
   p.num_rows = static_cast<int32_t>(a.num_rows);
@@ -240,12 +295,13 @@ FfnParams ParamsOf(const ExpertFfnArgs& a) {
   return p;
 }
 
+template <bool kDoors>
 std::string LaunchGateUp(const ExpertFfnArgs& a, FfnParams p, cudaStream_t stream) {
   const int64_t segments = (a.width + 255) / 256;
   const int64_t panels = p.hidden_width / 32;
   Shape shape;
   shape.stream = stream;
-  const Inlined inlined = InlineGateUp(p.gate.type);
+  const Inlined inlined = InlineGateUp<kDoors>(p.gate.type);
   if (inlined.kernel != nullptr && p.up.type == p.gate.type && IsQ8(*a.shared_gate) &&
       IsQ8(*a.shared_up) && p.routed_hidden == p.shared_hidden && a.width % 256 == 0 &&
       segments <= kPairWarps) {
@@ -263,16 +319,17 @@ std::string LaunchGateUp(const ExpertFfnArgs& a, FfnParams p, cudaStream_t strea
   p.grids_at = static_cast<int32_t>(shape.shared_bytes);
   shape.shared_bytes += std::max(GridSharedBytes(a.routed->gate) + GridSharedBytes(a.routed->up),
                                  GridSharedBytes(*a.shared_gate) + GridSharedBytes(*a.shared_up));
-  return Launch(GateUpKernel, shape, p);
+  return Launch(GateUpKernel<kDoors>, shape, p);
 }
 
+template <bool kDoors>
 std::string LaunchDown(const ExpertFfnArgs& a, FfnParams p, cudaStream_t stream) {
   const int64_t hidden = p.hidden_width;
   const int64_t jobs = (a.num_active + 1) * ((hidden + 255) / 256);
   const int64_t panels = (a.width + 31) / 32;
   Shape shape;
   shape.stream = stream;
-  const Kernel inlined = InlineDown(p.down.type);
+  const Kernel inlined = InlineDown<kDoors>(p.down.type);
   if (inlined != nullptr && IsQ8(*a.shared_down) && p.routed_hidden == p.shared_hidden &&
       hidden % 128 == 0 && hidden >= 256 && a.num_active < 32) {
     const int64_t warps = std::min<int64_t>(jobs, kDownWarps);
@@ -288,7 +345,7 @@ std::string LaunchDown(const ExpertFfnArgs& a, FfnParams p, cudaStream_t stream)
   shape.shared_bytes += (QuantizedBytes(a.num_active + 1, hidden) + 15) / 16 * 16;
   p.down_grids_at = static_cast<int32_t>(shape.shared_bytes);
   shape.shared_bytes += GridSharedBytes(a.routed->down) + GridSharedBytes(*a.shared_down);
-  return Launch(DownKernel, shape, p);
+  return Launch(DownKernel<kDoors>, shape, p);
 }
 
 }  // namespace
@@ -299,10 +356,14 @@ int64_t ExpertFfnWorkspace(int64_t num_rows, int64_t num_active, int64_t hidden)
          entries * (hidden / 16) * 2;
 }
 
-std::string ExpertFfn(const ExpertFfnArgs& a, cudaStream_t stream) {
+std::string ExpertGateUp(const ExpertFfnArgs& a, cudaStream_t stream) {
   const FfnParams p = ParamsOf(a);
-  const std::string error = LaunchGateUp(a, p, stream);
-  return error.empty() ? LaunchDown(a, p, stream) : error;
+  return a.doors ? LaunchGateUp<true>(a, p, stream) : LaunchGateUp<false>(a, p, stream);
+}
+
+std::string ExpertDown(const ExpertFfnArgs& a, cudaStream_t stream) {
+  const FfnParams p = ParamsOf(a);
+  return a.doors ? LaunchDown<true>(a, p, stream) : LaunchDown<false>(a, p, stream);
 }
 
 }  // namespace strata

@@ -21,15 +21,24 @@ struct ExpertFfnArgs {
   int64_t num_active;
   int64_t width;
   const ExpertShape* routed;
-  const uint8_t* const* experts;  // device, [E]: where each lies
-  uint32_t* usage;                // device, [E]
+  const uint64_t* experts;  // device, [E]: words (expert_word.h)
+  uint32_t* usage;          // device, [E]; null: not counted
   const DeviceMatrix* shared_gate;
   const DeviceMatrix* shared_up;
   const DeviceMatrix* shared_down;
+  // Whether words may have another tag than kLocal; the rest is read only then.
+  bool doors;
+  const float* peer_rows;   // [T * A, D], device: rows of the peer's entries, when Down runs
+  const float* host_rows;   // [T * A, D], mapped: rows of the host's
+  const uint8_t* streamed;  // [A + 1]: of so many kHost entries of a row, those computed here
+  float* rows;  // not null: `y` and the shared expert are left out, each local entry's row goes to
+                // its place in [T * A, D], without its weight
 };
 
 int64_t ExpertFfnWorkspace(int64_t num_rows, int64_t num_active, int64_t hidden);
 
-std::string ExpertFfn(const ExpertFfnArgs& args, cudaStream_t stream);
+// The two halves: what others compute may be awaited in between.
+std::string ExpertGateUp(const ExpertFfnArgs& args, cudaStream_t stream);
+std::string ExpertDown(const ExpertFfnArgs& args, cudaStream_t stream);
 
 }  // namespace strata

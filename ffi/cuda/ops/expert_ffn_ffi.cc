@@ -20,6 +20,15 @@ bool Fits(const ExpertFfnArgs& a) {
          a.shared_gate->rows % 32 == 0 && a.width % 32 == 0;
 }
 
+// The host computes for windows only: tiles read all its experts over the link.
+void PassDoors(const Doors& doors, ExpertFfnArgs* args) {
+  const bool window = args->num_rows <= doors.window_rows;
+  args->doors = true;
+  args->peer_rows = window ? doors.peer_rows : nullptr;
+  args->host_rows = window ? doors.host_rows_at : nullptr;
+  args->streamed = window ? doors.streamed.data() : doors.streamed_always.data();
+}
+
 ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> x, ffi::BufferR2<ffi::S32> ids,
                   ffi::BufferR2<ffi::F32> weights, ffi::BufferR1<ffi::F32> shared_weights,
                   ffi::BufferR0<ffi::S32> live, ffi::ResultBufferR2<ffi::F32> y,
@@ -60,7 +69,17 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> x, ffi::BufferR
   args.workspace = workspace->typed_data();
   args.experts = held->experts(layer);
   args.usage = held->usage(layer);
-  const std::string error = ExpertFfn(args, StreamOf(stream));
+  if (const Doors* doors = held->doors()) {
+    STRATA_CHECK_ARG(
+        "expert_ffn", args.num_active == doors->num_active && args.width == doors->width,
+        "rows of " + std::to_string(args.width) + " with " + std::to_string(args.num_active) +
+            " experts, the doors are for " + std::to_string(doors->width) + " with " +
+            std::to_string(doors->num_active));
+    PassDoors(*doors, &args);
+  }
+  const cudaStream_t on = StreamOf(stream);
+  std::string error = ExpertGateUp(args, on);
+  if (error.empty()) error = ExpertDown(args, on);
   return error.empty() ? ffi::Error::Success() : ffi::Error::Internal("expert_ffn: " + error);
 }
 

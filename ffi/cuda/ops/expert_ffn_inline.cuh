@@ -6,6 +6,7 @@
 // the sums. Blocks take items in turn, because the number of live rows is known on the device only.
 #pragma once
 
+#include "cuda/ops/expert_ffn_doors.cuh"
 #include "cuda/ops/expert_ffn_parts.cuh"
 #include "cuda/ops/expert_ffn_units.cuh"
 
@@ -79,7 +80,7 @@ inline size_t InlineGateUpShared(int64_t segments, int64_t book_bytes) {
 }
 
 // Routed gates and ups are of Decode's type, the shared expert's Q8_0. A warp for each segment.
-template <typename Decode>
+template <typename Decode, bool kDoors>
 __global__ void __launch_bounds__(kPairWarps * 32, 2)
     InlineGateUpKernel(const __grid_constant__ FfnParams p) {
   STRATA_SHARED(unsigned char, shared);
@@ -93,11 +94,28 @@ __global__ void __launch_bounds__(kPairWarps * 32, 2)
   for (int item = blockIdx.x; item < p.num_rows * ItemsOfRow(p); item += gridDim.x) {
     const PairItem at(p, item);
     // Asked for before it is known whether the row lives.
-    const int expert = at.routed ? p.ids[at.row * p.num_active + at.entry] : 0;
+    const int* ids = p.ids + at.row * p.num_active;
+    const int expert = at.routed ? ids[at.entry] : 0;
+    const int id = kDoors && lane < p.num_active ? ids[lane] : 0;
     const float4* from = reinterpret_cast<const float4*>(
         p.x + static_cast<int64_t>(at.row) * p.width + warp * 256 + 4 * lane);
     const float4 x[2] = {__ldg(from), __ldg(from + 32)};
     if (item >= live_items) return;
+    uint64_t word = 0;
+    if (at.routed) {
+      if (at.panel == 0 && threadIdx.x == 0 && (!kDoors || p.usage != nullptr)) {
+        atomicAdd(p.usage + expert, 1u);
+      }
+      if constexpr (kDoors) {
+        const RowHomes homes = HomesOf(p, id, lane);
+        if (homes.Away(at.entry)) continue;
+        word = FromLane(homes.word, at.entry);
+      } else {
+        word = p.experts[expert];
+      }
+    } else if (kDoors && p.rows != nullptr) {
+      continue;
+    }
     const auto prepare = [&] {
       if constexpr (kBookBytes > 0) {
         if (turn == 0) StageBook<Decode>(shared);
@@ -108,8 +126,7 @@ __global__ void __launch_bounds__(kPairWarps * 32, 2)
     const Rows rows = RowsOf(*stage, shared);
     float2 pair;
     if (at.routed) {
-      const uint8_t* gate = p.experts[expert] + UnitAt(p.gate, at.panel, warp);
-      if (at.panel == 0 && threadIdx.x == 0) atomicAdd(p.usage + expert, 1u);
+      const uint8_t* gate = PanelsOf(word) + UnitAt(p.gate, at.panel, warp);
       pair = PairSums<Decode>(gate, gate + p.up_at, rows, lane, prepare);
     } else {
       const int64_t unit = UnitAt(p.shared_gate, at.panel, warp);
@@ -215,14 +232,39 @@ inline size_t InlineDownShared(int64_t warps, int64_t jobs) {
                              2 * jobs * 32 * 4);
 }
 
-// What another lane holds.
-__device__ __forceinline__ const uint8_t* FromLane(const uint8_t* address, int lane) {
-  return reinterpret_cast<const uint8_t*>(
-      __shfl_sync(kAllLanes, reinterpret_cast<long long>(address), lane));
+// The rows that others computed, a warp an entry: as the entry's first segment, the others zero.
+// That is the row's own bits, for no sum of segments is ever -0.
+__device__ __forceinline__ void TakeRemote(const FfnParams& p, const RowHomes& homes,
+                                           const DownJobs& jobs, float* sums, int row, int panel,
+                                           int lane) {
+  const int warps = blockDim.x / 32;
+  const int whole = jobs.by_whole.divisor;
+  for (int e = threadIdx.x / 32; e < p.num_active; e += warps) {
+    if (!homes.Away(e)) continue;
+    const int64_t entry = static_cast<int64_t>(row) * p.num_active + e;
+    sums[e * whole * 32 + lane] = RemoteValue(p, homes, entry, panel * 32 + lane);
+    for (int s = 1; s < whole; ++s) sums[(e * whole + s) * 32 + lane] = 0.0f;
+    if (jobs.count > jobs.whole) sums[(jobs.whole + e) * 32 + lane] = 0.0f;
+  }
+}
+
+// The rows of entries that were computed here, without their weights.
+__device__ __forceinline__ void StoreRows(const FfnParams& p, const RowHomes& homes,
+                                          const DownJobs& jobs, const float* sums, int row,
+                                          int panel, int lane) {
+  const int whole = jobs.by_whole.divisor;
+  for (int e = 0; e < p.num_active; ++e) {
+    if (homes.Away(e)) continue;
+    float total = 0.0f;
+    for (int s = 0; s < whole; ++s) total = __fadd_rn(total, sums[(e * whole + s) * 32 + lane]);
+    if (jobs.count > jobs.whole) total = __fadd_rn(total, sums[(jobs.whole + e) * 32 + lane]);
+    const int64_t entry = static_cast<int64_t>(row) * p.num_active + e;
+    p.rows[entry * p.width + panel * 32 + lane] = total;
+  }
 }
 
 // Routed downs are of Decode's type, which has no code book, the shared expert's Q8_0.
-template <typename Decode>
+template <typename Decode, bool kDoors>
 __global__ void __launch_bounds__(kDownWarps * 32, 1)
     InlineDownKernel(const __grid_constant__ FfnParams p) {
   STRATA_SHARED(unsigned char, shared);
@@ -239,10 +281,20 @@ __global__ void __launch_bounds__(kDownWarps * 32, 1)
     const int row = p.by_columns.Quotient(item);
     const int panel = item - row * panels;
     // Lane e looks after entry e.
-    const uint8_t* at = p.shared_down.bytes;
+    uint64_t at = reinterpret_cast<uint64_t>(p.shared_down.bytes);
+    const int id = lane < p.num_active ? p.ids[row * p.num_active + lane] : 0;
+    RowHomes homes = {};
+    if constexpr (kDoors) homes = HomesOf(p, id, lane);
+    const auto skips = [&](int e) {
+      return kDoors && (e < p.num_active ? homes.Away(e) : p.rows != nullptr);
+    };
     float weight = 0.0f;
     if (lane < p.num_active) {
-      at = p.experts[p.ids[row * p.num_active + lane]] + p.down_at;
+      at = reinterpret_cast<uint64_t>(PanelsOf(kDoors ? homes.word : p.experts[id])) + p.down_at;
+    }
+    if (kDoors && p.rows != nullptr) {
+      weight = 0.0f;  // nobody weighs
+    } else if (lane < p.num_active) {
       weight = p.weights[row * p.num_active + lane];
     } else if (lane == p.num_active) {
       weight = p.shared_weights[row];
@@ -250,18 +302,20 @@ __global__ void __launch_bounds__(kDownWarps * 32, 1)
     float* own = sums + turn % 2 * jobs.count * 32;
     for (int job = warp; job < jobs.count; job += warps) {
       const int e = jobs.Entry(job);
+      if (skips(e)) continue;
       const int segment = jobs.Segment(job);
       const bool whole = jobs.IsWhole(job);
       StageLoads loads = {};
       loads.Load(p, EntryIndex(p, row, e), segment, whole ? 8 : 4, lane);
       const PanelMatrix& m = e < p.num_active ? p.down : p.shared_down;
-      const uint8_t* unit = FromLane(at, e) + UnitAt(m, panel, segment);
+      const uint8_t* unit = PanelsOf(FromLane(at, e)) + UnitAt(m, panel, segment);
       const auto ask_for_next = [&] {
         const int next = job + warps;
-        if (next >= jobs.count) return;
+        if (next >= jobs.count || skips(jobs.Entry(next))) return;
         const PanelMatrix& n = jobs.Entry(next) < p.num_active ? p.down : p.shared_down;
-        PrefetchUnit(FromLane(at, jobs.Entry(next)) + UnitAt(n, panel, jobs.Segment(next)),
-                     jobs.IsWhole(next) ? n.unit_bytes : n.unit_bytes / 2, lane);
+        PrefetchUnit(
+            PanelsOf(FromLane(at, jobs.Entry(next))) + UnitAt(n, panel, jobs.Segment(next)),
+            jobs.IsWhole(next) ? n.unit_bytes : n.unit_bytes / 2, lane);
       };
       float sum = 0.0f;
       if (e < p.num_active) {
@@ -273,13 +327,17 @@ __global__ void __launch_bounds__(kDownWarps * 32, 1)
       }
       own[job * 32 + lane] = sum;
     }
+    if (kDoors && p.rows == nullptr) TakeRemote(p, homes, jobs, own, row, panel, lane);
     __syncthreads();
-    if (warp == turn % warps) {
+    if (warp == turn % warps && kDoors && p.rows != nullptr) {
+      StoreRows(p, homes, jobs, own, row, panel, lane);
+    } else if (warp == turn % warps) {
       const float y = jobs.by_whole.divisor == 2 ? AddEntries<2>(jobs, own, weight, lane)
                                                  : AddEntries<0>(jobs, own, weight, lane);
       p.y[static_cast<int64_t>(row) * p.width + panel * 32 + lane] = y;
     }
   }
+  if (kDoors && p.rows != nullptr) return;
   const int dead = p.num_rows * p.width;
   for (int i = live * p.width + blockIdx.x * blockDim.x + threadIdx.x; i < dead;
        i += gridDim.x * blockDim.x) {

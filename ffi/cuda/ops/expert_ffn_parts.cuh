@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/activations.cuh"
+#include "cuda/expert_word.h"
 #include "cuda/numerics.cuh"
 #include "cuda/products.cuh"
 
@@ -30,12 +31,17 @@ struct FfnParams {
   const float* shared_weights;
   const int32_t* live;
   float* y;
-  int8_t* codes;  // [entries, hidden]
-  float* scales;  // [entries, hidden / 32]
-  int16_t* sums;  // [entries, hidden / 16]
-  float* hidden;  // [entries, hidden]; null where every down matrix is quantised
-  const uint8_t* const* experts;
-  uint32_t* usage;
+  int8_t* codes;            // [entries, hidden]
+  float* scales;            // [entries, hidden / 32]
+  int16_t* sums;            // [entries, hidden / 16]
+  float* hidden;            // [entries, hidden]; null where every down matrix is quantised
+  const uint64_t* experts;  // words (expert_word.h)
+  uint32_t* usage;          // null: not counted here
+  // With doors only.
+  const float* peer_rows;  // [num_rows * A, width] of entries that the peer computes
+  const float* host_rows;  // the same of the host's, in its memory
+  float* rows;             // if not null: all that is wanted are the entries' rows, without weights
+  uint8_t streamed[kMostDoorEntries + 1];  // of so many misses of a row, those read over the link
   int64_t up_at, down_at;
   int32_t num_rows, num_active, width, hidden_width, routed_hidden, shared_hidden;
   int32_t grids_at;   // of the code books in the first kernel's shared memory: gate's, then up's
@@ -48,6 +54,10 @@ struct FfnParams {
   PanelMatrix gate, up, down;  // of routed experts; `bytes` unused
   PanelMatrix shared_gate, shared_up, shared_down;
 };
+
+__device__ __forceinline__ const uint8_t* PanelsOf(uint64_t word) {
+  return reinterpret_cast<const uint8_t*>(word & ~kTagBits);
+}
 
 // Entry e of a row: routed ones first, then the shared.
 __device__ __forceinline__ int64_t EntryIndex(const FfnParams& p, int64_t row, int e) {

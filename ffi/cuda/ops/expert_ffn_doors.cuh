@@ -1,0 +1,50 @@
+// Entries of expert_ffn that this device does not compute: which they are, and where their rows
+// come from. Kernels that are built without doors know of none of this.
+#pragma once
+
+#include "cuda/ops/expert_ffn_parts.cuh"
+
+namespace strata {
+
+__device__ __forceinline__ uint64_t FromLane(uint64_t word, int lane) {
+  return static_cast<uint64_t>(__shfl_sync(kAllLanes, static_cast<long long>(word), lane));
+}
+
+// What becomes of a row's routed entries; bit e of a mask is entry e.
+struct RowHomes {
+  uint64_t word;  // of the entry with the lane's number
+  unsigned away;  // computed elsewhere
+  unsigned host;  // of these, by the host
+
+  __device__ __forceinline__ bool Away(int e) const { return away >> e & 1u; }
+};
+
+// Every lane of the warp must call it; `id` is the expert of the entry with the lane's number. All
+// that call it for a row in one launch get the same, and so does the launch after it: words change
+// in between two uses of a layer only (device_store.h).
+__device__ __forceinline__ RowHomes HomesOf(const FfnParams& p, int id, int lane) {
+  RowHomes homes = {};
+  const bool mine = lane < p.num_active;
+  if (mine) homes.word = p.experts[id];
+  const auto tag = static_cast<ExpertTag>(homes.word & kTagBits);
+  homes.host = __ballot_sync(kAllLanes, mine && tag == ExpertTag::kHost);
+  // The last misses in the router's order are read over the link.
+  for (int left = p.streamed[__popc(homes.host)]; left > 0; --left) {
+    homes.host &= ~(0x80000000u >> __clz(static_cast<int>(homes.host)));
+  }
+  const bool elsewhere = tag == ExpertTag::kPeer || tag == ExpertTag::kNotMine;
+  homes.away = homes.host | __ballot_sync(kAllLanes, mine && elsewhere);
+  return homes;
+}
+
+// One value of an away entry's row.
+__device__ __forceinline__ float RemoteValue(const FfnParams& p, const RowHomes& homes,
+                                             int64_t entry, int column) {
+  const bool by_host = homes.host >> (entry % p.num_active) & 1u;
+  const float* row = (by_host ? p.host_rows : p.peer_rows) + entry * p.width + column;
+  // Never through a cache that another device or the host cannot reach: the rows were written while
+  // this step ran.
+  return *static_cast<const volatile float*>(row);
+}
+
+}  // namespace strata

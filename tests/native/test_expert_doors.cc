@@ -1,0 +1,113 @@
+// Entries of expert_ffn that others compute: the same bits whoever does.
+#include <cstring>
+
+#include "doors_model.h"
+#include "float_bits.h"
+
+namespace strata {
+namespace {
+
+void CheckSameBits(const std::vector<float>& got, const std::vector<float>& expected) {
+  CHECK_EQ(got.size(), expected.size());
+  for (size_t i = 0; i < got.size(); ++i) CHECK_EQ(BitsOf(got[i]), BitsOf(expected[i]));
+}
+
+std::vector<uint8_t> Streamed(int64_t most) {
+  std::vector<uint8_t> streamed(kActive + 1);
+  for (int64_t n = 0; n <= kActive; ++n) streamed[n] = static_cast<uint8_t>(std::min(n, most));
+  return streamed;
+}
+
+void Open(DeviceStore& store, const DoorsModel& model, int64_t streamed = 0) {
+  CHECK_EQ(store.OpenDoors(kRows, kActive, model.sizes.width, Streamed(streamed)), "");
+}
+
+void Through(const Doors& doors, ExpertFfnArgs* args) {
+  args->doors = true;
+  args->peer_rows = doors.peer_rows;
+  args->host_rows = doors.host_rows_at;
+  args->streamed = doors.streamed.data();
+}
+
+// The rows of the entries of all experts that `mine` says, as a peer computes them.
+template <typename Mine>
+std::vector<float> RowsOf(DoorsModel& model, const Mine& mine) {
+  const auto store = model.Store();
+  Open(*store, model);
+  for (int64_t e = 0; e < kExperts; ++e) {
+    if (!mine(e)) CHECK_EQ(store->SetTag(0, e, ExpertTag::kNotMine), "");
+  }
+  CHECK_EQ(store->PublishExperts(), "");
+  std::vector<float> rows(kRows * kActive * model.sizes.width, -7.0f);
+  ExpertFfnArgs args = model.Args(*store, nullptr);
+  Through(*store->doors(), &args);
+  args.weights = args.shared_weights = nullptr;
+  args.usage = nullptr;
+  args.rows = rows.data();
+  CHECK_EQ(ExpertGateUp(args, nullptr), "");
+  CHECK_EQ(ExpertDown(args, nullptr), "");
+  return rows;
+}
+
+void TestAPeerStoresTheRowsOfItsOwnExpertsOnly() {
+  for (const DoorsSizes& sizes : {kInlined, kGeneral}) {
+    DoorsModel model(sizes);
+    model.live = kRows - 1;
+    const std::vector<float> all = RowsOf(model, [](int64_t) { return true; });
+    const std::vector<float> some = RowsOf(model, [](int64_t e) { return e % 3 == 0; });
+    for (size_t entry = 0; entry < model.ids.size(); ++entry) {
+      const bool is_live = entry < static_cast<size_t>(model.live * kActive);
+      const bool stored = is_live && model.ids[entry] % 3 == 0;
+      for (int64_t i = 0; i < sizes.width; ++i) {
+        const size_t at = entry * sizes.width + i;
+        CHECK_EQ(BitsOf(some[at]), BitsOf(stored ? all[at] : -7.0f));
+      }
+    }
+  }
+}
+
+void TestARowHasTheSameBitsWhoeverComputesItsEntries() {
+  for (const DoorsSizes& sizes : {kInlined, kGeneral}) {
+    DoorsModel model(sizes, 3);
+    const std::vector<float> expected = model.WithoutDoors();
+    const std::vector<float> rows = RowsOf(model, [](int64_t) { return true; });
+    for (const int64_t streamed : {0, 1, 9}) {
+      const auto store = model.Store();
+      Open(*store, model, streamed);
+      for (int64_t e = 0; e < kExperts; ++e) {
+        const ExpertTag tag = e % 4 == 1   ? ExpertTag::kPeer
+                              : e % 2 == 0 ? ExpertTag::kHost
+                                           : ExpertTag::kLocal;
+        CHECK_EQ(store->SetTag(0, e, tag), "");
+      }
+      CHECK_EQ(store->PublishExperts(), "");
+      std::memcpy(store->doors()->peer_rows, rows.data(), rows.size() * 4);
+      std::memcpy(store->doors()->host_rows, rows.data(), rows.size() * 4);
+      std::vector<float> y(expected.size());
+      ExpertFfnArgs args = model.Args(*store, y.data());
+      Through(*store->doors(), &args);
+      CheckSameBits(model.Run(args), expected);
+      int64_t used = 0;
+      for (const uint32_t count : store->TakeUsage()) used += count;
+      CHECK_EQ(used, kRows * kActive);
+    }
+  }
+}
+
+void TestDoorsRefuseWhatTheyCannotBeFor() {
+  DoorsModel model(kGeneral);
+  const auto store = model.Store();
+  CHECK_CONTAINS(store->SetTag(0, 1, ExpertTag::kHost), "no doors");
+  CHECK_CONTAINS(store->OpenDoors(kRows, 33, 256, std::vector<uint8_t>(34)), "1 to 32");
+  CHECK_CONTAINS(store->OpenDoors(kRows, 2, 256, {0, 1, 3}), "more than all misses");
+}
+
+}  // namespace
+}  // namespace strata
+
+int main() {
+  using namespace strata;
+  RUN(TestAPeerStoresTheRowsOfItsOwnExpertsOnly);
+  RUN(TestARowHasTheSameBitsWhoeverComputesItsEntries);
+  RUN(TestDoorsRefuseWhatTheyCannotBeFor);
+}
