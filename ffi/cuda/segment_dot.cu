@@ -98,32 +98,6 @@ __device__ __forceinline__ float FloatValue(const PanelWords& raw, int index) {
 
 }  // namespace
 
-// The types with a decoder.
-#define STRATA_QUANTISED_TYPES(X) \
-  X(Q4_0)                         \
-  X(Q4_1)                         \
-  X(Q5_0)                         \
-  X(Q5_1)                         \
-  X(Q8_0)                         \
-  X(Q2_K)                         \
-  X(Q3_K)                         \
-  X(Q4_K)                         \
-  X(Q5_K)                         \
-  X(Q6_K)                         \
-  X(IQ2_XXS)                      \
-  X(IQ2_XS)                       \
-  X(IQ2_S)                        \
-  X(IQ3_XXS)                      \
-  X(IQ3_S)                        \
-  X(IQ1_S)                        \
-  X(IQ1_M)                        \
-  X(IQ4_NL)                       \
-  X(IQ4_XS)                       \
-  X(MXFP4)                        \
-  X(Q1_0)                         \
-  X(Q2_0)
-#define STRATA_FLOAT_TYPES(X) X(F32) X(F16) X(BF16)
-
 __device__ void SegmentDot(GgmlType type, const uint8_t* unit, int lane, int blocks,
                            const Rows& rows, int first_block, int num_rows, float* acc) {
   switch (type) {
@@ -163,6 +137,8 @@ __device__ float SegmentValue(GgmlType type, const uint8_t* unit, int lane, int 
   }
   return 0.0f;
 }
+
+__device__ const uint32_t* BookWords(GgmlType type) { return GridSource(type); }
 
 __device__ void StageGrid(GgmlType type, int copies, uint32_t* grid, int thread, int num_threads) {
   const uint32_t* source = GridSource(type);

@@ -68,6 +68,9 @@ __host__ __device__ constexpr int BestGridCopies(GgmlType type) {
 // that all call it. The caller synchronises before SegmentDot.
 __device__ void StageGrid(GgmlType type, int copies, uint32_t* grid, int thread, int num_threads);
 
+// The words of a type's code book in global memory, 8-byte aligned; null if it has none.
+__device__ const uint32_t* BookWords(GgmlType type);
+
 // acc[r] = the segment's sum for the lane's row and activation row r < num_rows (1..8), from +0;
 // the caller adds segments in ascending order. `blocks`: 1..8 blocks of 32 in this segment;
 // `first_block`: index of its first block in the row. Reads the whole unit of the lane.

@@ -8,6 +8,32 @@
 #include "cuda/segments_kquants.cuh"
 #include "cuda/segments_small.cuh"
 
+// The types with a decoder.
+#define STRATA_QUANTISED_TYPES(X) \
+  X(Q4_0)                         \
+  X(Q4_1)                         \
+  X(Q5_0)                         \
+  X(Q5_1)                         \
+  X(Q8_0)                         \
+  X(Q2_K)                         \
+  X(Q3_K)                         \
+  X(Q4_K)                         \
+  X(Q5_K)                         \
+  X(Q6_K)                         \
+  X(IQ2_XXS)                      \
+  X(IQ2_XS)                       \
+  X(IQ2_S)                        \
+  X(IQ3_XXS)                      \
+  X(IQ3_S)                        \
+  X(IQ1_S)                        \
+  X(IQ1_M)                        \
+  X(IQ4_NL)                       \
+  X(IQ4_XS)                       \
+  X(MXFP4)                        \
+  X(Q1_0)                         \
+  X(Q2_0)
+#define STRATA_FLOAT_TYPES(X) X(F32) X(F16) X(BF16)
+
 namespace strata {
 
 // What types without a code book are given in place of one.

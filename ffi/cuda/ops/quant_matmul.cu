@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/ops/quant_matmul_parts.cuh"
+#include "cuda/ops/quant_matmul_tiles.h"
 
 namespace strata {
 namespace {
@@ -151,12 +152,14 @@ GgmlType MainType(const Matrices& matrices) {
 }  // namespace
 
 int64_t QuantMatmulWorkspace(int64_t num_rows, const std::vector<const DeviceMatrix*>& matrices) {
+  if (num_rows > kMostWindowRows) return QuantMatmulTilesWorkspace(num_rows, matrices);
   const Cut cut = CutOf(num_rows, matrices);
   if (cut.mode != Mode::kParts) return 1;
   return cut.groups * cut.parts * cut.group_rows * 32;
 }
 
 std::string QuantMatmul(const QuantMatmulArgs& args, cudaStream_t stream) {
+  if (args.num_rows > kMostWindowRows) return QuantMatmulTiles(args, stream);
   const Cut cut = CutOf(args.num_rows, args.matrices);
   Params p = {};
   FillSlices(args.matrices, cut, &p);

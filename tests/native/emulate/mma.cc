@@ -1,0 +1,130 @@
+#include "emulate/mma.h"
+
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "emulate/block.h"
+#include "emulate/cuda.h"
+
+namespace emulate {
+namespace {
+
+constexpr int kLanes = 32;
+
+int ThreadNumber() {
+  return static_cast<int>(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z));
+}
+
+// What the lanes of a warp show each other. Two sets in turn: a lane that is ahead writes into the
+// other one, and cannot be ahead by two, because it waits for all lanes each time.
+struct Operands {
+  uint32_t a[4];
+  uint32_t b[2];
+  const uint8_t* row;
+};
+
+struct WarpOperands {
+  std::array<std::array<Operands, kLanes>, 2> sets;
+  std::array<unsigned, kLanes> calls = {};
+};
+
+std::array<WarpOperands, kMostThreads / kLanes> warps;
+
+// Shows `mine` to the warp's other lanes; returns those of all.
+const std::array<Operands, kLanes>& Show(const Operands& mine, const Place& place) {
+  const int thread = ThreadNumber();
+  WarpOperands& warp = warps[thread / kLanes];
+  const int lane = thread % kLanes;
+  std::array<Operands, kLanes>& set = warp.sets[warp.calls[lane]++ % 2];
+  set[lane] = mine;
+  SyncWarp(WarpOp::kSync, 0xffffffffu, 0, 0, kLanes, place);
+  return set;
+}
+
+float Bf16(uint32_t bits) {
+  bits <<= 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// Calls add(i, word of the row, word of the column) for result i = 0..3 of the lane and each of the
+// 8 words of 4 bytes.
+template <typename Add>
+void ForEachWord(const std::array<Operands, kLanes>& all, const Add& add) {
+  const int lane = ThreadNumber() % kLanes;
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8;
+    const int column = lane % 4 * 2 + i % 2;
+    for (int word = 0; word < 8; ++word) {
+      const Operands& of_row = all[row % 8 * 4 + word % 4];
+      const Operands& of_column = all[column * 4 + word % 4];
+      add(i, of_row.a[row / 8 + word / 4 * 2], of_column.b[word / 4]);
+    }
+  }
+}
+
+struct Copy {
+  void* to;
+  const void* from;
+  bool valid;
+};
+
+std::array<std::vector<Copy>, kMostThreads> copies;
+
+}  // namespace
+
+void MmaS8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int c, Place place) {
+  const auto& all = Show({{a[0], a[1], a[2], a[3]}, {b0, b1}, nullptr}, place);
+  int sums[4] = {c, c, c, c};
+  ForEachWord(all, [&](int i, uint32_t x, uint32_t y) {
+    sums[i] = __dp4a(static_cast<int>(x), static_cast<int>(y), sums[i]);
+  });
+  std::memcpy(d, sums, sizeof(sums));
+}
+
+void MmaBf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Place place) {
+  const auto& all = Show({{a[0], a[1], a[2], a[3]}, {b0, b1}, nullptr}, place);
+  ForEachWord(all, [&](int i, uint32_t x, uint32_t y) {
+    d[i] += Bf16(x & 0xffffu) * Bf16(y & 0xffffu);
+    d[i] += Bf16(x >> 16) * Bf16(y >> 16);
+  });
+}
+
+void LoadMatrices(uint32_t (&r)[4], const uint8_t* row, Place place) {
+  const auto& all = Show({{}, {}, row}, place);
+  const int lane = ThreadNumber() % kLanes;
+  for (int i = 0; i < 4; ++i) {
+    std::memcpy(&r[i], all[8 * i + lane / 4].row + lane % 4 * 4, 4);
+  }
+}
+
+void CopyAsync(void* to, const void* from, bool valid, Place place) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
+    Fail("an asynchronous copy that is not aligned to 16 bytes", place);
+  }
+  std::memset(to, 0xff, 16);
+  copies[ThreadNumber()].push_back({to, from, valid});
+}
+
+void WaitForCopies() {
+  std::vector<Copy>& waiting = copies[ThreadNumber()];
+  for (const Copy& copy : waiting) {
+    if (copy.valid) {
+      std::memcpy(copy.to, copy.from, 16);
+    } else {
+      std::memset(copy.to, 0, 16);
+    }
+  }
+  waiting.clear();
+}
+
+uint32_t Bf16Bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return bits >> 16 | 0x40u;
+  return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+}
+
+}  // namespace emulate

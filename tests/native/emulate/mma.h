@@ -1,0 +1,24 @@
+// What the matrix units and asynchronous copies of cuda/mma.cuh do.
+//
+// All 32 lanes of a warp must call the matrix functions. Asynchronous copies are made when they are
+// waited for, the later the better for finding code that does not wait; until then the bytes are
+// 0xFF.
+#pragma once
+
+#include <cstdint>
+
+#include "emulate/sync.h"
+
+namespace emulate {
+
+void MmaS8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int c, Place place = {});
+void MmaBf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Place place = {});
+void LoadMatrices(uint32_t (&r)[4], const uint8_t* row, Place place = {});
+
+void CopyAsync(void* to, const void* from, bool valid, Place place = {});
+void WaitForCopies();
+
+// Rounded to nearest even; a NaN stays one.
+uint32_t Bf16Bits(float value);
+
+}  // namespace emulate
