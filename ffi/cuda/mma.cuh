@@ -19,28 +19,29 @@ namespace strata {
 
 // d = A B + c for int8: 32 values of each row and column, exact.
 __device__ __forceinline__ void MmaS8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                      int c) {
+                                      const int (&c)[4]) {
 #if defined(STRATA_EMULATE)
   emulate::MmaS8(d, a, b0, b1, c);
 #else
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%10, %10, %10, %10};"
+      "{%8, %9}, {%10, %11, %12, %13};"
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]),
+        "r"(c[2]), "r"(c[3]));
 #endif
 }
 
 // The same for 16 values: half of the fragments, the first (a[0], a[1], b[0]) or the second.
 __device__ __forceinline__ void MmaS8Half(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0,
-                                          int c) {
+                                          const int (&c)[4]) {
 #if defined(STRATA_EMULATE)
   const uint32_t a[4] = {a0, a1, 0, 0};
   emulate::MmaS8(d, a, b0, 0, c);
 #else
   asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-      "{%7, %7, %7, %7};"
+      "{%7, %8, %9, %10};"
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-      : "r"(a0), "r"(a1), "r"(b0), "r"(c));
+      : "r"(a0), "r"(a1), "r"(b0), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 #endif
 }
 

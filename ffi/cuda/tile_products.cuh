@@ -20,6 +20,26 @@ inline constexpr int kStageBlocks = kStageValues / 32;
 inline constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
 inline constexpr int kMagicBits = 0x4b400000;
 
+// Where the accumulators start. A compiler that knows the value writes it into four registers anew
+// for every instruction, a fifth of a kernel's time; so it comes out of shared memory.
+struct Start {
+  int bits[4];
+
+  // `shared`: 16 aligned bytes. Ends with a barrier.
+  __device__ __forceinline__ explicit Start(uint8_t* shared) {
+    int4* at = reinterpret_cast<int4*>(shared);
+    if (threadIdx.x == 0) *at = make_int4(kMagicBits, kMagicBits, kMagicBits, kMagicBits);
+    __syncthreads();
+    const int4 v = *at;
+    bits[0] = v.x, bits[1] = v.y, bits[2] = v.z, bits[3] = v.w;
+#if !defined(STRATA_EMULATE)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(bits[i]));
+#endif
+    __syncthreads();
+  }
+};
+
 // Where things lie in a stage of kRows activation rows and kColumns weight rows.
 template <Form kForm, int kRows, int kColumns>
 struct Stage {
@@ -36,17 +56,7 @@ struct Stage {
   static constexpr Form kOf = kForm;
 };
 
-// The part of a warp: kM * 16 rows from first_row; kN * 8 columns, the j-th eight of them from
-// first_column + j * column_step.
-struct WarpPart {
-  int first_row;
-  int active;  // of the kM groups of 16 rows; the others are left out
-  int first_column;
-  int column_step;
-};
-
-// acc + the scaled sums of a block for two columns (2t, 2t + 1) and two rows (g, g + 8): in the
-// order of c[] of mma.cuh.
+// What a block of weights has besides codes, for the lane's two columns, 2t and 2t + 1.
 struct ColumnPair {
   float2 d, m;
   uint2 first, second;  // factors of the two groups
@@ -90,16 +100,17 @@ __device__ __forceinline__ RowPair LoadRows(const uint8_t* stage, int row, int b
   return r;
 }
 
+// acc + the scaled sums of a block, in the order of d[] of mma.cuh.
 template <Form kForm>
-__device__ __forceinline__ void AddSums(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+__device__ __forceinline__ void AddSums(const Start& start, const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                                         const RowPair& rows, const ColumnPair& columns,
                                         float (&acc)[4]) {
   int s[4], s2[4];
   if constexpr (IsSplit(kForm)) {
-    MmaS8Half(s, a[0], a[1], b0, kMagicBits);
-    MmaS8Half(s2, a[2], a[3], b1, kMagicBits);
+    MmaS8Half(s, a[0], a[1], b0, start.bits);
+    MmaS8Half(s2, a[2], a[3], b1, start.bits);
   } else {
-    MmaS8(s, a, b0, b1, kMagicBits);
+    MmaS8(s, a, b0, b1, start.bits);
   }
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
@@ -125,46 +136,62 @@ __device__ __forceinline__ void AddSums(const uint32_t (&a)[4], uint32_t b0, uin
   }
 }
 
-// Block b of the stage for the warp's part: acc[i][j] of rows 16 i and columns j.
-template <typename Stage, int kM, int kN>
-__device__ __forceinline__ void MultiplyBlock(const uint8_t* stage, int b, const WarpPart& part,
-                                              float (&acc)[kM][kN][4]) {
+// Where a warp's lane finds its part of a stage: kM groups of 16 rows from `first_row` and pairs of
+// groups of 8 columns, the second `column_step` columns behind the first.
+struct WarpPart {
+  int row_codes;  // bytes; block b's are at the exclusive or with 32 b
+  int codes;
+  int row;     // g
+  int column;  // 2t
+  int column_step;
+
+  __device__ __forceinline__ WarpPart(int first_row, int first_column, int step) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    row_codes = SwizzledAt(first_row + lane % 16, lane / 16);
+    codes = SwizzledAt(first_column + lane / 16 * step + lane % 8, lane / 8 % 2);
+    row = first_row + lane / 4;
+    column = first_column + lane % 4 * 2;
+    column_step = step;
+  }
+};
+
+// Block b of the stage for the first kActive groups of 16 rows: acc[i][j] of rows 16 i and column
+// groups j. The next pair of column groups lies 16 columns on.
+template <typename Stage, int kActive, int kM, int kN>
+__device__ __forceinline__ void MultiplyBlock(const uint8_t* stage, int b, const Start& start,
+                                              const WarpPart& part, float (&acc)[kM][kN][4]) {
   static_assert(kN % 2 == 0, "weights are loaded for two groups of columns at once");
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  uint32_t a[kM][4];
-  RowPair rows[kM];
+  uint32_t a[kActive][4];
+  RowPair rows[kActive];
 #pragma unroll
-  for (int i = 0; i < kM; ++i) {
-    const int row = part.first_row + 16 * i;
-    LoadMatrices(a[i], stage + Stage::kRowCodes + SwizzledAt(row + lane % 16, 2 * b + lane / 16));
-    rows[i] = LoadRows<Stage>(stage, row + lane / 4, b);
+  for (int i = 0; i < kActive; ++i) {
+    LoadMatrices(a[i], stage + Stage::kRowCodes + 16 * 128 * i + (part.row_codes ^ 32 * b));
+    rows[i] = LoadRows<Stage>(stage, part.row + 16 * i, b);
   }
 #pragma unroll
   for (int pair = 0; pair < kN / 2; ++pair) {
-    const int column = part.first_column + 2 * pair * part.column_step;
     uint32_t w[4];
-    LoadMatrices(
-        w, stage + Stage::kCodes +
-               SwizzledAt(column + lane / 16 * part.column_step + lane % 8, 2 * b + lane / 8 % 2));
+    LoadMatrices(w, stage + Stage::kCodes + 16 * 128 * pair + (part.codes ^ 32 * b));
 #pragma unroll
     for (int one = 0; one < 2; ++one) {
       const ColumnPair columns =
-          LoadColumns<Stage>(stage, column + one * part.column_step + lane % 4 * 2, b);
+          LoadColumns<Stage>(stage, part.column + 16 * pair + one * part.column_step, b);
 #pragma unroll
-      for (int i = 0; i < kM; ++i) {
-        if (i >= part.active) break;
-        AddSums<Stage::kOf>(a[i], w[2 * one], w[2 * one + 1], rows[i], columns,
+      for (int i = 0; i < kActive; ++i) {
+        AddSums<Stage::kOf>(start, a[i], w[2 * one], w[2 * one + 1], rows[i], columns,
                             acc[i][2 * pair + one]);
       }
     }
   }
 }
 
-template <typename Stage, int kM, int kN>
-__device__ __forceinline__ void MultiplyStage(const uint8_t* stage, const WarpPart& part,
-                                              float (&acc)[kM][kN][4]) {
+template <typename Stage, int kActive, int kM, int kN>
+__device__ __forceinline__ void MultiplyStage(const uint8_t* stage, const Start& start,
+                                              const WarpPart& part, float (&acc)[kM][kN][4]) {
 #pragma unroll
-  for (int b = 0; b < kStageBlocks; ++b) MultiplyBlock<Stage>(stage, b, part, acc);
+  for (int b = 0; b < kStageBlocks; ++b) {
+    MultiplyBlock<Stage, kActive>(stage, b, start, part, acc);
+  }
 }
 
 // The end of a segment: its sum joins the row's.

@@ -79,46 +79,79 @@ struct Params {
   QuantizedRows x;
 };
 
-// Asks for one stage: values [128 * number, +128) of the tile's rows and columns.
+// A thread's share in the copies of a stage: chunks of codes of two rows and two columns, and some
+// of what lies besides; where each begins, and how far it is from stage to stage.
 template <typename Stage>
-__device__ __forceinline__ void CopyStage(const QuantizedRows& x, int64_t first_row,
-                                          const Decoded& w, int64_t first_column, int number,
-                                          uint8_t* stage) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int64_t value = static_cast<int64_t>(number) * tiles::kStageValues;
+struct StageCopies {
+  static constexpr bool kMin = tiles::HasMinimum(Stage::kOf), kSplit = tiles::IsSplit(Stage::kOf);
+  static constexpr int kLine = kColumns / 4;  // chunks of a run of columns
+  // Chunks of row scales, D, M, factors and row sums: where each kind ends.
+  static constexpr int kEndScales = kRows, kEndD = kEndScales + 4 * kLine;
+  static constexpr int kEndM = kEndD + (kMin ? 4 * kLine : 0);
+  static constexpr int kEndFactors = kEndM + (kSplit ? 8 * kLine : 0);
+  static constexpr int kEnd = kEndFactors + (kMin ? 2 * kRows : 0);
+  static constexpr int kOthers = (kEnd + kThreads - 1) / kThreads;
+
+  const int8_t* rows;
+  const int8_t* columns;
+  int64_t row_step, column_step;  // between the thread's two
+  const void* others[kOthers];
+  int32_t steps[kOthers];
+
+  __device__ __forceinline__ StageCopies(const QuantizedRows& x, int64_t first_row,
+                                         const Decoded& w, int64_t first_column) {
+    const int thread = static_cast<int>(threadIdx.x);
+    rows = x.codes + (first_row + thread / 8) * x.values + thread % 8 * 16;
+    columns = w.codes + (first_column + thread / 8) * w.values + thread % 8 * 16;
+    row_step = kThreads / 8 * x.values;
+    column_step = kThreads / 8 * w.values;
 #pragma unroll
-  for (int i = 0; i < kRows * 8 / kThreads; ++i) {
-    const int row = (thread + i * kThreads) / 8;
-    const int chunk = thread % 8;
-    CopyAsync(stage + Stage::kRowCodes + SwizzledAt(row, chunk),
-              x.codes + (first_row + row) * x.values + value + chunk * 16, true);
-    CopyAsync(stage + Stage::kCodes + SwizzledAt(row, chunk),
-              w.codes + (first_column + row) * w.values + value + chunk * 16, true);
+    for (int i = 0; i < kOthers; ++i) Find(i, thread + i * kThreads, x, first_row, w, first_column);
   }
-  // A run of 128 columns is 32 chunks.
-  const int line = thread / 32;
-  const int at = thread % 32 * 16;
-  const int64_t block = static_cast<int64_t>(number) * tiles::kStageBlocks;
-  if (thread < kRows) {
-    CopyAsync(stage + Stage::kRowScales + thread * 16,
-              x.scales + (first_row + thread) * (x.values / 32) + block, true);
-  } else if (line < 8) {
-    CopyAsync(stage + Stage::kScales + (line - 4) * kColumns * 4 + at,
-              w.d + (block + line - 4) * w.columns + first_column + at / 4, true);
-  } else if (tiles::HasMinimum(Stage::kOf) && line < 12) {
-    CopyAsync(stage + Stage::kMinimums + (line - 8) * kColumns * 4 + at,
-              w.m + (block + line - 8) * w.columns + first_column + at / 4, true);
+
+  __device__ __forceinline__ void Find(int i, int chunk, const QuantizedRows& x, int64_t first_row,
+                                       const Decoded& w, int64_t first_column) {
+    const auto line = [&](const void* from, int number) {
+      others[i] = static_cast<const float*>(from) + number / kLine * w.columns + first_column +
+                  number % kLine * 4;
+    };
+    steps[i] = static_cast<int32_t>(4 * w.columns * 4);
+    if (chunk < kEndScales) {
+      others[i] = x.scales + (first_row + chunk) * (x.values / 32);
+      steps[i] = 16;
+    } else if (chunk < kEndD) {
+      line(w.d, chunk - kEndScales);
+    } else if (chunk < kEndM) {
+      line(w.m, chunk - kEndD);
+    } else if (chunk < kEndFactors) {
+      line(w.factors, chunk - kEndM);
+      steps[i] *= 2;
+    } else {
+      const int64_t row = first_row + (chunk - kEndFactors) / 2;
+      others[i] = x.sums + row * (x.values / 16) + (chunk - kEndFactors) % 2 * 4;
+      steps[i] = 32;
+    }
   }
-  if (tiles::IsSplit(Stage::kOf) && line < 8) {
-    CopyAsync(stage + Stage::kFactors + line * kColumns * 4 + at,
-              w.factors + (2 * block + line) * w.columns + first_column + at / 4, true);
+
+  // Asks for the next stage.
+  __device__ __forceinline__ void Next(uint8_t* stage) {
+    const int thread = static_cast<int>(threadIdx.x);
+    uint8_t* to = stage + SwizzledAt(thread / 8, thread % 8);
+    CopyAsync(to + Stage::kRowCodes, rows, true);
+    CopyAsync(to + Stage::kRowCodes + kThreads / 8 * 128, rows + row_step, true);
+    CopyAsync(to + Stage::kCodes, columns, true);
+    CopyAsync(to + Stage::kCodes + kThreads / 8 * 128, columns + column_step, true);
+    rows += tiles::kStageValues;
+    columns += tiles::kStageValues;
+#pragma unroll
+    for (int i = 0; i < kOthers; ++i) {
+      // They lie in the stage in the order of their numbers.
+      const int chunk = thread + i * kThreads;
+      if (chunk < kEnd) CopyAsync(stage + Stage::kRowScales + chunk * 16, others[i], true);
+      others[i] = static_cast<const uint8_t*>(others[i]) + steps[i];
+    }
   }
-  if (tiles::HasMinimum(Stage::kOf) && thread < 2 * kRows) {
-    CopyAsync(stage + Stage::kRowSums + thread * 16,
-              x.sums + (first_row + thread / 2) * (x.values / 16) + 2 * block + thread % 2 * 4,
-              true);
-  }
-}
+};
 
 __device__ __forceinline__ void ZeroTile(float* y, int64_t num_columns, int first_row, int end_row,
                                          int first_column, int end_column) {
@@ -147,38 +180,33 @@ __global__ void __launch_bounds__(kThreads, 1) ProductKernel(const __grid_consta
              piece.column + first_column, piece.column + end_column);
     return;
   }
-  const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  tiles::WarpPart part;
-  part.first_row = warp / 4 * 16 * kWarpRows;
-  part.active = min(max((live - first_row - part.first_row + 15) / 16, 0), kWarpRows);
-  part.first_column = warp % 4 * 8 * kWarpColumns;
-  part.column_step = 8;
+  const tiles::WarpPart part(warp / 4 * 16 * kWarpRows, warp % 4 * 8 * kWarpColumns, 8);
+  const tiles::Start start(shared);
+  StageCopies<Stage> copies(p.x, first_row, piece.weights, first_column);
   float acc[kWarpRows][kWarpColumns][4] = {}, total[kWarpRows][kWarpColumns][4] = {};
+  copies.Next(shared);
   const int stages = static_cast<int>(p.x.values) / tiles::kStageValues;
-  CopyStage<Stage>(p.x, first_row, piece.weights, first_column, 0, shared);
+#pragma unroll 1
   for (int s = 0; s < stages; ++s) {
     WaitForCopies();
     // Who is past this barrier has done with the other half, which is filled next.
     __syncthreads();
-    if (s + 1 < stages) {
-      CopyStage<Stage>(p.x, first_row, piece.weights, first_column, s + 1,
-                       shared + (s + 1) % 2 * Stage::kBytes);
-    }
-    tiles::MultiplyStage<Stage>(shared + s % 2 * Stage::kBytes, part, acc);
+    if (s + 1 < stages) copies.Next(shared + (s + 1) % 2 * Stage::kBytes);
+    tiles::MultiplyStage<Stage, kWarpRows>(shared + s % 2 * Stage::kBytes, start, part, acc);
     if (s % 2 == 1 || s + 1 == stages) tiles::EndSegment(acc, total);
   }
+  float* y = p.y + piece.column;
 #pragma unroll
   for (int m = 0; m < kWarpRows; ++m) {
 #pragma unroll
     for (int n = 0; n < kWarpColumns; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int row = first_row + part.first_row + 16 * m + lane / 4 + e / 2 * 8;
-        const int column = first_column + part.first_column + 8 * n + lane % 4 * 2 + e % 2;
+        const int row = first_row + part.row + 16 * m + e / 2 * 8;
+        const int column = first_column + part.column + 8 * n + e % 2;
         if (row >= p.num_rows || column >= end_column) continue;
-        p.y[row * static_cast<int64_t>(p.num_columns) + piece.column + column] =
-            row < live ? total[m][n][e] : 0.0f;
+        y[row * static_cast<int64_t>(p.num_columns) + column] = row < live ? total[m][n][e] : 0.0f;
       }
     }
   }

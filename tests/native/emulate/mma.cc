@@ -75,9 +75,10 @@ std::array<std::vector<Copy>, kMostThreads> copies;
 
 }  // namespace
 
-void MmaS8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int c, Place place) {
+void MmaS8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const int (&c)[4],
+           Place place) {
   const auto& all = Show({{a[0], a[1], a[2], a[3]}, {b0, b1}, nullptr}, place);
-  int sums[4] = {c, c, c, c};
+  int sums[4] = {c[0], c[1], c[2], c[3]};
   ForEachWord(all, [&](int i, uint32_t x, uint32_t y) {
     sums[i] = __dp4a(static_cast<int>(x), static_cast<int>(y), sums[i]);
   });

@@ -11,7 +11,8 @@
 
 namespace emulate {
 
-void MmaS8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int c, Place place = {});
+void MmaS8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const int (&c)[4],
+           Place place = {});
 void MmaBf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Place place = {});
 void LoadMatrices(uint32_t (&r)[4], const uint8_t* row, Place place = {});
 
