@@ -9,13 +9,15 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
 
 from strata_jax.errors import UsageError
 
 LayerKind = Literal["linear", "attention"]
 Platform = Literal["cpu", "cuda"]
+TILE_ROWS: Mapping[Platform, int] = {"cpu": 256, "cuda": 2048}
+"""Rows of a prompt tile. Bits depend on them (numerics.md, contract C)."""
 """Where the model runs."""
 
 NgramIo = Literal["direct", "mmap", "ram"]

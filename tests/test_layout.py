@@ -27,8 +27,8 @@ NOT_OPS = {
     "case_matrices",
 }
 """Modules of strata_jax/ops that define no op; modules named *_ref specify bits for several."""
-PLAIN_ONLY = {"gdn_chunk"}
-"""Ops whose plain twin is all there is."""
+DEVICE_ONLY = {"gdn_chunk"}
+"""Ops for which the CPU runs another one."""
 XLA_HEADERS = {"common/check.h", "ops/handlers.h", "cuda/handlers.h"}
 TOPICS = {"goldens", "kernels", "device"}
 """Names of test files that are about more than one module."""
@@ -48,7 +48,10 @@ def _read(path: str) -> str:
 
 
 OPS = sorted(_stems("ffi/ops/*_ffi.cc", "_ffi"))
-HANDLERS = ("ffi/ops", "ffi/cuda/ops")
+HANDLERS = [
+    *((folder, op) for folder in ("ffi/ops", "ffi/cuda/ops") for op in OPS),
+    *(("ffi/cuda/ops", op) for op in sorted(DEVICE_ONLY)),
+]
 PYTHON_FILES = _files("strata_jax/**/*.py", "tests/**/*.py", "tools/*.py")
 OWN_FILES = sorted(
     {*PYTHON_FILES, *_files("strata_jax/*.pyi", "ffi/**/*", "tools/*", "CMakeLists.txt", ".ci/*")}
@@ -67,7 +70,7 @@ def test_has_three_native_files_for_every_op():
 def test_has_a_python_file_for_every_op():
     modules = {stem for stem in _stems("strata_jax/ops/*.py") if not stem.endswith("_ref")}
 
-    assert modules - NOT_OPS == set(OPS) | PLAIN_ONLY
+    assert modules - NOT_OPS == set(OPS) | DEVICE_ONLY
 
 
 def test_registers_every_op():
@@ -87,15 +90,14 @@ def test_names_every_op_in_the_build():
 def test_has_cases_and_a_field_for_every_op():
     fields = {field.name for field in dataclasses.fields(sets.OpSet)}
 
-    assert set(cases.CASES) == fields == set(OPS) | PLAIN_ONLY
+    assert set(cases.CASES) == fields == set(OPS) | DEVICE_ONLY
 
 
 def test_has_a_test_file_for_every_op():
     assert {f"test_{op}" for op in OPS} <= _stems("tests/ops/test_*.py")
 
 
-@pytest.mark.parametrize("folder", HANDLERS)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("folder", "op"), HANDLERS)
 def test_calls_the_handler_by_the_name_of_the_op(op: str, folder: str):
     source = _read(f"{folder}/{op}_ffi.cc")
 
@@ -104,8 +106,7 @@ def test_calls_the_handler_by_the_name_of_the_op(op: str, folder: str):
     assert re.search(rf'backend\.call\(\s*"{op}"', _read(f"strata_jax/ops/{op}.py"))
 
 
-@pytest.mark.parametrize("folder", HANDLERS)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("folder", "op"), HANDLERS)
 def test_says_whether_the_handler_is_graph_safe(op: str, folder: str):
     source = _read(f"{folder}/{op}_ffi.cc")
 
@@ -113,8 +114,7 @@ def test_says_whether_the_handler_is_graph_safe(op: str, folder: str):
     assert ("kCmdBufferCompatible" in source) == (folder == "ffi/cuda/ops")
 
 
-@pytest.mark.parametrize("folder", HANDLERS)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("folder", "op"), HANDLERS)
 def test_passes_arguments_in_the_order_of_the_python_function(op: str, folder: str):
     bound = _bound(_read(f"{folder}/{op}_ffi.cc"))
     positional, keywords = _parameters(op, op)
@@ -124,8 +124,7 @@ def test_passes_arguments_in_the_order_of_the_python_function(op: str, folder: s
     assert shared == [name for name in keywords if name in shared]
 
 
-@pytest.mark.parametrize("folder", HANDLERS)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("folder", "op"), HANDLERS)
 def test_binds_what_the_handler_takes(op: str, folder: str):
     source = _read(f"{folder}/{op}_ffi.cc")
     bound = _bound(source)
@@ -134,7 +133,7 @@ def test_binds_what_the_handler_takes(op: str, folder: str):
     assert _handler_parameters(source) == [*stream, *bound["Arg"], *bound["Ret"], *bound["Attr"]]
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", [*OPS, *sorted(DEVICE_ONLY)])
 def test_has_a_twin_with_the_same_arguments(op: str):
     assert _parameters(op, f"{op}_ref")[0] == _parameters(op, op)[0]
 

@@ -8,6 +8,7 @@
 #include "cuda/device_table_bind.h"
 #include "cuda/handlers.h"
 #include "cuda/ops/expert_ffn.h"
+#include "cuda/ops/gdn_chunk.h"
 #include "cuda/ops/hyper_read.h"
 #include "cuda/ops/ngram_gate.h"
 #include "cuda/ops/qsa_attend.h"
@@ -29,7 +30,7 @@ constexpr Target kTargets[] = {
     {"quant_matmul", QuantMatmulFfi}, {"expert_ffn", ExpertFfnFfi}, {"router_topk", RouterTopkFfi},
     {"embed_rows", EmbedRowsFfi},     {"ngram_rows", NgramRowsFfi}, {"gdn_window", GdnWindowFfi},
     {"qsa_append", QsaAppendFfi},     {"qsa_select", QsaSelectFfi}, {"qsa_attend", QsaAttendFfi},
-    {"hyper_read", HyperReadFfi},     {"ngram_gate", NgramGateFfi},
+    {"hyper_read", HyperReadFfi},     {"ngram_gate", NgramGateFfi}, {"gdn_chunk", GdnChunkFfi},
 };
 
 py::dict Targets() {
@@ -222,6 +223,8 @@ void BindDevice(py::module_& module) {
              py::arg("roles"), py::arg("num_rows"), "Bytes.");
   module.def("hyper_read_workspace", &ReadWorkspace, py::arg("store"), py::arg("layer"),
              py::arg("down"), py::arg("num_rows"), py::arg("num_streams"), "Bytes.");
+  module.def("gdn_chunk_workspace", &GdnChunkWorkspace, py::arg("num_rows"), py::arg("key_heads"),
+             py::arg("value_heads"), py::arg("head_dim"), "Bytes.");
   module.def("expert_ffn_workspace", &FfnWorkspace, py::arg("store"), py::arg("layer"),
              py::arg("shared_gate"), py::arg("num_rows"), py::arg("num_active"), "Bytes.");
   module.def("qsa_select_workspace", &QsaSelectWorkspace, py::arg("num_rows"),

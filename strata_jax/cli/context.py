@@ -109,12 +109,17 @@ def _check_fits(pack: "Pack", options: "EngineOptions") -> int:
         the bytes that XLA needs on a GPU.
     """
     from strata_jax.cli.plan import plan_here
+    from strata_jax.config import TILE_ROWS
     from strata_jax.engine.options import choose_context
     from strata_jax.weights.budget import StepSizes
     from strata_jax.weights.plan import make_plan
 
     context, _ = choose_context(pack, options)
-    steps = StepSizes(window_rows=options.checked_rows(), all_logits=options.all_logits)
+    steps = StepSizes(
+        tile_rows=TILE_ROWS[options.platform],
+        window_rows=options.checked_rows(),
+        all_logits=options.all_logits,
+    )
     sizes = make_plan(pack, context)
     plan = plan_here(pack, sizes, options.tiers, steps, options.platform)
     plan.check()

@@ -40,6 +40,7 @@ def run(values: flags.FlagValues, context: Context) -> int:
     """
     from strata_jax.cli.devices import choose_platform, nvidia_devices
     from strata_jax.cli.files import model_path
+    from strata_jax.config import TILE_ROWS
     from strata_jax.weights.budget import StepSizes
     from strata_jax.weights.pack import open_pack
     from strata_jax.weights.plan import make_plan
@@ -48,7 +49,7 @@ def run(values: flags.FlagValues, context: Context) -> int:
     settings = tier_flags.tier_settings(values)
     with open_pack(model_path(values)) as pack:
         plan = make_plan(pack, values.max_context)
-        steps = StepSizes(window_rows=values.window_rows)
+        steps = StepSizes(tile_rows=TILE_ROWS[platform], window_rows=values.window_rows)
         tiers = plan_here(pack, plan, settings, steps, platform)
     if values.json:
         context.output.json({**plan.to_json(), "memory": tiers.to_json()})

@@ -1,6 +1,6 @@
 """Ids in, ids out: the map of the program.
 
-A request's prompt is read in tiles of 256 rows, its last n mod 64 ids in windows; then each window reads the
+A request's prompt is read in tiles, its last n mod 64 ids in windows; then each window reads the
 id drawn last and gives the logits of the next. The engine knows no text.
 """
 
@@ -17,7 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from strata_jax import _native
 from strata_jax.engine.options import EngineOptions, choose_context, choose_index_budget
 from strata_jax.engine.request import Request, Timings
-from strata_jax.engine.runner import GRAIN, TILE_ROWS, Runner, RunnerOptions
+from strata_jax.engine.runner import GRAIN, Runner, RunnerOptions
 from strata_jax.engine.sampling import Sampler
 from strata_jax.errors import UsageError
 from strata_jax.ops.native import Backend
@@ -231,9 +231,10 @@ class Generation:
         keep = self._kept is not None
         self._runner.reset()
         logits = np.zeros((1, 1), np.float32)
-        for begin in range(0, in_tiles, TILE_ROWS):
-            end = min(begin + TILE_ROWS, in_tiles)
-            self._runner.read_ahead(ids[:end], ids[end : end + TILE_ROWS])
+        rows = self._runner.tile_rows
+        for begin in range(0, in_tiles, rows):
+            end = min(begin + rows, in_tiles)
+            self._runner.read_ahead(ids[:end], ids[end : end + rows])
             logits = self._runner.read_tile(ids[begin:end], want_logits=keep or end == len(ids))
             self._keep(logits)
         rows = self._live_rows

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from strata_jax.config import ModelConfig, TierSettings
+from strata_jax.config import TILE_ROWS, ModelConfig, TierSettings
 from strata_jax.engine.loader import load_params, primary_sharding
 from strata_jax.engine.tiers import EngineTiers
 from strata_jax.model.state import DecodeState, empty_state, num_cells
@@ -24,8 +24,6 @@ from strata_jax.weights.matrices import fill_store
 from strata_jax.weights.ngram_table import TENSOR, NgramTable
 from strata_jax.weights.pack import Pack
 
-TILE_ROWS = 256
-"""Rows of a prompt tile on the CPU (numerics.md, contract C)."""
 GRAIN = 64
 """Tiles start at multiples of this; a prompt's last `n mod GRAIN` tokens go through windows."""
 
@@ -85,7 +83,9 @@ class Runner:
         self._sharding = primary_sharding(options.backend.platform)
         # Flat, for a step takes them apart again every time it is called.
         self._params, self._params_tree = jax.tree.flatten(load_params(pack, self._sharding))
-        self._cells = num_cells(options.max_context, TILE_ROWS)
+        self.tile_rows = TILE_ROWS[options.backend.platform]
+        """Rows of the tile program."""
+        self._cells = num_cells(options.max_context, self.tile_rows)
         self._state: DecodeState | None = None
         self._best: jax.Array | None = None
         self.position = 0
@@ -99,7 +99,7 @@ class Runner:
         )
         self._tile = self._compile(
             functools.partial(tile_program, ops, self.config, options.all_logits),
-            TILE_ROWS,
+            self.tile_rows,
             report,
         )
         self.compile_s = time.perf_counter() - start
@@ -107,7 +107,9 @@ class Runner:
     def _open_tiers(self, pack: Pack, report: Callable[[str], None]) -> EngineTiers:
         options = self.options
         steps = StepSizes(
-            tile_rows=TILE_ROWS, window_rows=options.window_rows, all_logits=options.all_logits
+            tile_rows=TILE_ROWS[options.backend.platform],
+            window_rows=options.window_rows,
+            all_logits=options.all_logits,
         )
         settings, context = options.tiers, options.max_context
         try:
@@ -159,7 +161,7 @@ class Runner:
         self.position = 0
 
     def read_tile(self, ids: np.ndarray, *, want_logits: bool) -> np.ndarray:
-        """Reads up to TILE_ROWS ids from a multiple of GRAIN on.
+        """Reads up to `tile_rows` ids from a multiple of GRAIN on.
 
         Returns:
             logits [1, V] of the last id ([n, V] of all with `all_logits`), valid until the next call;
@@ -167,7 +169,7 @@ class Runner:
         """
         assert self.position % GRAIN == 0, self.position
         rows = len(ids) if self.options.all_logits else 1
-        return self._run(self._tile, TILE_ROWS, ids, rows if want_logits else 0)[:rows]
+        return self._run(self._tile, self.tile_rows, ids, rows if want_logits else 0)[:rows]
 
     def read_window(self, ids: np.ndarray, *, want_logits: bool = True) -> np.ndarray:
         """Reads up to `window_rows` ids; returns their logits [n, V], valid until the next call."""

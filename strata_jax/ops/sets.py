@@ -69,6 +69,7 @@ def native_ops(store: int, *, tiers: int = -1, table: int = -1, backend: Backend
     def bound(op: Op, **slots: int) -> Op:
         return functools.partial(op, **slots, backend=backend)
 
+    delta_rule = gdn_chunk.gdn_chunk if backend.is_device else gdn_window.gdn_window
     return OpSet(
         quant_matmul=bound(quant_matmul.quant_matmul, store=store),
         expert_ffn=bound(expert_ffn.expert_ffn, store=store, tiers=tiers),
@@ -78,7 +79,7 @@ def native_ops(store: int, *, tiers: int = -1, table: int = -1, backend: Backend
         router_topk=bound(router_topk.router_topk),
         ngram_gate=bound(ngram_gate.ngram_gate),
         gdn_window=bound(gdn_window.gdn_window),
-        gdn_chunk=bound(gdn_window.gdn_window),
+        gdn_chunk=bound(delta_rule),
         qsa_append=bound(qsa_append.qsa_append),
         qsa_select=bound(qsa_select.qsa_select),
         qsa_attend=bound(qsa_attend.qsa_attend),
@@ -127,7 +128,7 @@ def plain_ops(matrices: Mapping[tuple[Role, int], np.ndarray]) -> OpSet:
         router_topk=router_topk.router_topk_ref,
         ngram_gate=ngram_gate.ngram_gate_ref,
         gdn_window=gdn_window.gdn_window_ref,
-        gdn_chunk=gdn_chunk.gdn_chunk,
+        gdn_chunk=gdn_chunk.gdn_chunk_ref,
         qsa_append=qsa_append.qsa_append_ref,
         qsa_select=qsa_select.qsa_select_ref,
         qsa_attend=qsa_attend.qsa_attend_ref,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from strata_jax.config import ModelConfig
+from strata_jax.config import TILE_ROWS, ModelConfig
 
 MIB, GIB = 1 << 20, 1 << 30
 _FLOAT = 4
@@ -42,7 +42,7 @@ class HostMemory:
 class StepSizes:
     """Sizes of the compiled programs."""
 
-    tile_rows: int = 256
+    tile_rows: int = TILE_ROWS["cpu"]
     window_rows: int = 8
     all_logits: bool = False
     """Tiles give the logits of every row."""

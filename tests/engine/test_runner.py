@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from strata_jax.engine.runner import GRAIN, TILE_ROWS, Runner, RunnerOptions
+from strata_jax.config import TILE_ROWS
+from strata_jax.engine.runner import GRAIN, Runner, RunnerOptions
 from tests.stepper import same_bits, same_state
 
 
@@ -36,8 +37,8 @@ def addresses(runner):
     return [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(runner._state)]
 
 
-def test_the_tile_is_a_multiple_of_the_grain():
-    assert TILE_ROWS % GRAIN == 0
+def test_tiles_are_multiples_of_the_grain():
+    assert all(rows % GRAIN == 0 for rows in TILE_ROWS.values())
 
 
 @pytest.mark.parametrize(

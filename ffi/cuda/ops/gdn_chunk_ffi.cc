@@ -1,0 +1,91 @@
+// Graph-safe. XLA's side of gdn_chunk.
+
+#include "common/check.h"
+#include "cuda/handlers.h"
+#include "cuda/ops/gdn_chunk.h"
+
+namespace strata {
+namespace {
+
+namespace ffi = xla::ffi;
+
+ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> proj,
+                  ffi::BufferR2<ffi::F32> conv_weight, ffi::BufferR1<ffi::F32> decay,
+                  ffi::BufferR1<ffi::F32> dt_bias, ffi::BufferR1<ffi::F32> norm_weight,
+                  ffi::BufferR2<ffi::F32> conv_state, ffi::BufferR3<ffi::F32> state,
+                  ffi::BufferR0<ffi::S32> live, ffi::ResultBufferR2<ffi::F32> y,
+                  ffi::ResultBufferR2<ffi::F32> new_conv_state,
+                  ffi::ResultBufferR3<ffi::F32> new_state, ffi::ResultBufferR1<ffi::U8> workspace,
+                  int64_t key_heads, float eps) {
+  GdnChunkArgs call = {};
+  GdnWindowArgs& args = call.window;
+  args.num_rows = proj.dimensions()[0];
+  args.num_taps = conv_weight.dimensions()[0];
+  args.key_heads = key_heads;
+  args.value_heads = state.dimensions()[0];
+  args.head_dim = state.dimensions()[1];
+  args.eps = eps;
+  const int64_t channels = conv_weight.dimensions()[1];
+  STRATA_CHECK_ARG(
+      "gdn_chunk",
+      key_heads > 0 && args.value_heads % key_heads == 0 && args.head_dim % 16 == 0 &&
+          channels == (2 * key_heads + args.value_heads) * args.head_dim &&
+          proj.dimensions()[1] == channels + args.value_heads * (args.head_dim + 2) &&
+          args.num_taps > 0 && HasShape(conv_state, {args.num_taps - 1, channels}) &&
+          state.dimensions()[2] == args.head_dim && HasShape(decay, {args.value_heads}) &&
+          HasShape(dt_bias, {args.value_heads}) && HasShape(norm_weight, {args.head_dim}),
+      "shapes of proj, conv_weight, conv_state, state, decay, dt_bias and norm_weight "
+      "do not belong together");
+  STRATA_CHECK_ARG("gdn_chunk",
+                   args.head_dim <= kMostGdnDim && key_heads <= kMostGdnKeyHeads &&
+                       args.num_taps <= kMostGdnTaps,
+                   std::to_string(key_heads) + " key heads of " + std::to_string(args.head_dim) +
+                       " and " + std::to_string(args.num_taps) + " taps, at most " +
+                       std::to_string(kMostGdnKeyHeads) + " of " + std::to_string(kMostGdnDim) +
+                       " and " + std::to_string(kMostGdnTaps) + " taps expected on a GPU");
+  STRATA_CHECK_ARG("gdn_chunk", args.num_rows % kGdnChunk == 0,
+                   std::to_string(args.num_rows) + " rows, a multiple of " +
+                       std::to_string(kGdnChunk) + " expected");
+  const int64_t bytes =
+      GdnChunkWorkspace(args.num_rows, key_heads, args.value_heads, args.head_dim);
+  STRATA_CHECK_ARG("gdn_chunk", static_cast<int64_t>(workspace->size_bytes()) >= bytes,
+                   "workspace of " + std::to_string(workspace->size_bytes()) + " bytes, expected " +
+                       std::to_string(bytes));
+  call.workspace = workspace->typed_data();
+  args.proj = proj.typed_data();
+  args.conv_weight = conv_weight.typed_data();
+  args.decay = decay.typed_data();
+  args.dt_bias = dt_bias.typed_data();
+  args.norm_weight = norm_weight.typed_data();
+  args.conv_state = conv_state.typed_data();
+  args.state = state.typed_data();
+  args.live = live.typed_data();
+  args.y = y->typed_data();
+  args.new_conv_state = new_conv_state->typed_data();
+  args.new_state = new_state->typed_data();
+  const std::string error = GdnChunk(call, StreamOf(stream));
+  return error.empty() ? ffi::Error::Success() : ffi::Error::Internal("gdn_chunk: " + error);
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(GdnChunkFfi, Caught("gdn_chunk", Handle),
+                              ffi::Ffi::Bind()
+                                  .Ctx<StreamContext>()
+                                  .Arg<ffi::BufferR2<ffi::F32>>()  // proj
+                                  .Arg<ffi::BufferR2<ffi::F32>>()  // conv_weight
+                                  .Arg<ffi::BufferR1<ffi::F32>>()  // decay
+                                  .Arg<ffi::BufferR1<ffi::F32>>()  // dt_bias
+                                  .Arg<ffi::BufferR1<ffi::F32>>()  // norm_weight
+                                  .Arg<ffi::BufferR2<ffi::F32>>()  // conv_state
+                                  .Arg<ffi::BufferR3<ffi::F32>>()  // state
+                                  .Arg<ffi::BufferR0<ffi::S32>>()  // live
+                                  .Ret<ffi::BufferR2<ffi::F32>>()  // y
+                                  .Ret<ffi::BufferR2<ffi::F32>>()  // new_conv_state
+                                  .Ret<ffi::BufferR3<ffi::F32>>()  // new_state
+                                  .Ret<ffi::BufferR1<ffi::U8>>()   // workspace
+                                  .Attr<int64_t>("key_heads")
+                                  .Attr<float>("eps"),
+                              {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace strata

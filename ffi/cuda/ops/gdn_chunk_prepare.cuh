@@ -1,0 +1,291 @@
+// gdn_chunk's first kernel: everything of a chunk that needs no state.
+//
+// A block has a chunk and a key head with its value heads. Warp w convolves rows 8w to 8w + 7, its
+// lanes the channels.
+#pragma once
+
+#include "cuda/ops/gdn_chunk_parts.cuh"
+
+namespace strata::gdn {
+
+inline constexpr int kPrepareWarps = 8;
+inline constexpr int kRowsOfWarp = kGdnChunk / kPrepareWarps;
+inline constexpr int kHeadsAtOnce = 3;    // value heads whose systems are solved side by side
+inline constexpr int kSystemPitch = 68;   // floats: rows of a system begin at multiples of 16 bytes
+inline constexpr int kProductPitch = 66;  // floats: rows of a tile's writes in different banks
+
+template <int kDim>
+struct alignas(16) PrepareShared {
+  union {
+    struct {
+      unsigned char keys[kDim / 64 * kPieceBytes];
+      unsigned char queries[kDim / 64 * kPieceBytes];
+    };
+    float systems[kHeadsAtOnce][kGdnChunk * kSystemPitch];  // once the products are made
+  };
+  float key_key[kGdnChunk * kProductPitch];  // row i, column j <= i
+  float query_key[kGdnChunk * kProductPitch];
+  float sums[kHeadsAtOnce][kGdnChunk];  // c: of the log decays up to a row
+  float betas[kHeadsAtOnce][kGdnChunk];
+};
+
+template <int kCount>
+struct alignas(4 * kCount) Run {
+  float at[kCount];
+};
+
+// A lane's channels of the warp's rows after convolution and SiLU; zero where a row is dead.
+template <int kDim>
+__device__ __forceinline__ void Convolve(const ChunkParams& p, int first_row, int num_live,
+                                         int channel, Run<kDim / 32> (&to)[kRowsOfWarp]) {
+  using Lane = Run<kDim / 32>;
+  constexpr int kTaps = 4;
+  Lane inputs[kRowsOfWarp + kTaps - 1];
+  Lane weights[kTaps];
+#pragma unroll
+  for (int j = 0; j < kTaps; ++j) {
+    weights[j] = *reinterpret_cast<const Lane*>(p.a.conv_weight + j * p.channels + channel);
+  }
+#pragma unroll
+  for (int i = 0; i < kRowsOfWarp + kTaps - 1; ++i) {
+    const int row = first_row + i - (kTaps - 1);
+    inputs[i] = {};
+    if (row < 0) {
+      inputs[i] =
+          *reinterpret_cast<const Lane*>(p.a.conv_state + (row + kTaps - 1) * p.channels + channel);
+    } else if (row < num_live) {
+      inputs[i] = *reinterpret_cast<const Lane*>(p.a.proj + row * p.stride + channel);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kRowsOfWarp; ++i) {
+#pragma unroll
+    for (int k = 0; k < kDim / 32; ++k) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int j = 0; j < kTaps; ++j) sum = __fmaf_rn(weights[j].at[k], inputs[i + j].at[k], sum);
+      to[i].at[k] = first_row + i < num_live ? sum * Sigmoid(sum) : 0.0f;
+    }
+  }
+}
+
+// Scales a head's rows to length `length`, splits them and leaves them in both memories.
+template <int kDim>
+__device__ __forceinline__ void StoreUnit(const Run<kDim / 32> (&rows)[kRowsOfWarp], float length,
+                                          unsigned char* shared, unsigned char* global) {
+  constexpr int kEach = kDim / 32;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kRowsOfWarp; ++i) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) squares = __fmaf_rn(rows[i].at[k], rows[i].at[k], squares);
+    const float scale = 1.0f / sqrtf(WarpSum(squares) + kUnitEps) * length;
+    const int row = threadIdx.x / 32 * kRowsOfWarp + i;
+    const int column = lane * kEach;
+    const int at = column / 64 * kPieceBytes + PairAt(row, column % 64);
+#pragma unroll
+    for (int k = 0; k < kEach; k += 2) {
+      const SplitPair pair = Split(rows[i].at[k] * scale, rows[i].at[k + 1] * scale);
+      for (unsigned char* to : {shared, global}) {
+        *reinterpret_cast<uint32_t*>(to + at + k * 2) = pair.high;
+        *reinterpret_cast<uint32_t*>(to + at + k * 2 + kPlaneBytes) = pair.low;
+      }
+    }
+  }
+}
+
+// The gates of a head's rows, by one warp: a lane has two rows.
+__device__ __forceinline__ void MakeGates(const ChunkParams& p, int chunk, int head, int num_live,
+                                          float* sums, float* betas) {
+  const int lane = threadIdx.x % 32;
+  const int value_heads = static_cast<int>(p.a.value_heads);
+  float log_decay[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = chunk * kGdnChunk + 2 * lane + i;
+    float beta = 0.0f;
+    log_decay[i] = 0.0f;
+    if (row < num_live) {
+      const float* end = p.a.proj + (row + 1) * p.stride;
+      const float x = end[head - 2 * value_heads] + p.a.dt_bias[head];
+      const float softplus = x > 20.0f ? x : log1pf(expf(x));
+      log_decay[i] = p.a.decay[head] * softplus;
+      beta = Sigmoid(end[head - value_heads]);
+    }
+    betas[2 * lane + i] = beta;
+  }
+  // Sums over the lanes up to this one; a row's depends on no later row.
+  float sum = log_decay[0] + log_decay[1];
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const float below = __shfl_up_sync(kAllLanes, sum, step);
+    if (lane >= step) sum += below;
+  }
+  const float before = __shfl_up_sync(kAllLanes, sum, 1);
+  const float first = (lane > 0 ? before : 0.0f) + log_decay[0];
+  sums[2 * lane] = first;
+  sums[2 * lane + 1] = first + log_decay[1];
+  __syncwarp();
+  float* gates = p.gates + (chunk * value_heads + head) * kGateFloats;
+#pragma unroll
+  for (int row = lane; row < kGdnChunk; row += 32) {
+    gates[kBeta * kGdnChunk + row] = betas[row];
+    gates[kFromStart * kGdnChunk + row] = expf(sums[row]);
+    gates[kToEnd * kGdnChunk + row] = expf(sums[kGdnChunk - 1] - sums[row]);
+  }
+}
+
+// k k^T and q k^T: a warp has 16 rows and 32 columns of both.
+template <int kDim>
+__device__ __forceinline__ void MultiplyKeys(PrepareShared<kDim>* shared) {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int first_row = warp % 4 * 16;
+  const int first_tile = warp / 4 * 4;
+  if (first_tile * 8 > first_row + 15) return;  // above the diagonal
+  float key_key[4][4] = {}, query_key[4][4] = {};
+#pragma unroll
+  for (int step = 0; step < kDim / 16; ++step) {
+    const int piece = step / 4 * kPieceBytes;
+    // Two tiles of eight rows as B have the values of one tile of 16 rows as A.
+    uint32_t k[2][4], q[2][4], b[4][4];
+    LoadRowTiles<2>(shared->keys + piece, step % 4, first_row / 8, k);
+    LoadRowTiles<2>(shared->queries + piece, step % 4, first_row / 8, q);
+    LoadRowTiles<4>(shared->keys + piece, step % 4, first_tile, b);
+    const SplitA keys = {{k[0][0], k[1][0], k[0][1], k[1][1]},
+                         {k[0][2], k[1][2], k[0][3], k[1][3]}};
+    const SplitA queries = {{q[0][0], q[1][0], q[0][1], q[1][1]},
+                            {q[0][2], q[1][2], q[0][3], q[1][3]}};
+    MultiplySplit<4>(keys, b, key_key);
+    MultiplySplit<4>(queries, b, query_key);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at =
+          (first_row + lane / 4 + 8 * half) * kProductPitch + (first_tile + i) * 8 + lane % 4 * 2;
+      *reinterpret_cast<float2*>(shared->key_key + at) =
+          make_float2(key_key[i][2 * half], key_key[i][2 * half + 1]);
+      *reinterpret_cast<float2*>(shared->query_key + at) =
+          make_float2(query_key[i][2 * half], query_key[i][2 * half + 1]);
+    }
+  }
+}
+
+__device__ __forceinline__ void StorePair(unsigned char* piece, int row, int column, float first,
+                                          float second) {
+  const SplitPair pair = Split(first, second);
+  *reinterpret_cast<uint32_t*>(piece + PairAt(row, column)) = pair.high;
+  *reinterpret_cast<uint32_t*>(piece + PairAt(row, column) + kPlaneBytes) = pair.low;
+}
+
+// A head's system A and its decayed weights, by all threads. Masked before exp: above the diagonal
+// the difference is positive and may overflow.
+template <int kDim>
+__device__ __forceinline__ void Decay(PrepareShared<kDim>* shared, int place,
+                                      unsigned char* weights) {
+  const float* sums = shared->sums[place];
+  for (int pair = threadIdx.x; pair < kGdnChunk * 32; pair += kPrepareWarps * 32) {
+    const int row = pair / 32;
+    const int column = pair % 32 * 2;
+    float weight[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      if (column + k > row) continue;
+      const float decay = expf(sums[row] - sums[column + k]);
+      const int at = row * kProductPitch + column + k;
+      weight[k] = shared->query_key[at] * decay;
+      if (column + k == row) continue;
+      shared->systems[place][row * kSystemPitch + column + k] =
+          shared->betas[place][row] * shared->key_key[at] * decay;
+    }
+    StorePair(weights, row, column, weight[0], weight[1]);
+  }
+}
+
+// A column of (I + A)^-1, A strictly lower triangular: forward substitution.
+__device__ __forceinline__ void SolveColumn(const float* system, int column,
+                                            float (&x)[kGdnChunk]) {
+#pragma unroll
+  for (int i = 0; i < kGdnChunk; ++i) {
+    float sums[4] = {};
+#pragma unroll
+    for (int k = 0; k < i; k += 4) {
+      const float4 a = *reinterpret_cast<const float4*>(system + i * kSystemPitch + k);
+      sums[0] = __fmaf_rn(a.x, x[k], sums[0]);
+      if (k + 1 < i) sums[1] = __fmaf_rn(a.y, x[k + 1], sums[1]);
+      if (k + 2 < i) sums[2] = __fmaf_rn(a.z, x[k + 2], sums[2]);
+      if (k + 3 < i) sums[3] = __fmaf_rn(a.w, x[k + 3], sums[3]);
+    }
+    x[i] = (i == column ? 1.0f : 0.0f) - ((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  }
+}
+
+template <int kDim>
+__global__ void __launch_bounds__(kPrepareWarps * 32, 2)
+    GdnPrepareKernel(const __grid_constant__ ChunkParams p) {
+  STRATA_SHARED(PrepareShared<kDim>, shared);
+  constexpr int kHeadBytes = kDim / 64 * kPieceBytes;
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int key_heads = static_cast<int>(p.a.key_heads);
+  const int value_heads = static_cast<int>(p.a.value_heads);
+  const int key_head = blockIdx.x;
+  const int chunk = blockIdx.y;
+  const int num_live = LiveRows(*p.a.live, p.a.num_rows);
+  if (chunk * kGdnChunk >= num_live) return;
+  const int first_row = chunk * kGdnChunk + warp * kRowsOfWarp;
+  const int own = lane * (kDim / 32);  // the lane's first channel of a head
+  const auto head_of = [&](int i) { return i * key_heads + key_head; };
+  const int64_t key_at = static_cast<int64_t>(chunk * key_heads + key_head) * kHeadBytes;
+  Run<kDim / 32> rows[kRowsOfWarp];
+  Convolve<kDim>(p, first_row, num_live, key_head * kDim + own, rows);
+  StoreUnit<kDim>(rows, 1.0f / sqrtf(static_cast<float>(kDim)), shared->queries,
+                  p.queries + key_at);
+  Convolve<kDim>(p, first_row, num_live, (key_heads + key_head) * kDim + own, rows);
+  StoreUnit<kDim>(rows, 1.0f, shared->keys, p.keys + key_at);
+  for (int i = 0; i < value_heads / key_heads; ++i) {
+    // Values wait in y, where the second kernel puts its results.
+    Convolve<kDim>(p, first_row, num_live, (2 * key_heads + head_of(i)) * kDim + own, rows);
+#pragma unroll
+    for (int r = 0; r < kRowsOfWarp; ++r) {
+      float* to = p.a.y + (first_row + r) * value_heads * kDim + head_of(i) * kDim + own;
+      *reinterpret_cast<Run<kDim / 32>*>(to) = rows[r];
+    }
+  }
+  __syncthreads();
+  MultiplyKeys<kDim>(shared);
+  for (int first = 0; first < value_heads / key_heads; first += kHeadsAtOnce) {
+    const int count = min(kHeadsAtOnce, value_heads / key_heads - first);
+    if (warp < count) {
+      MakeGates(p, chunk, head_of(first + warp), num_live, shared->sums[warp], shared->betas[warp]);
+    }
+    const auto piece_at = [&](unsigned char* pieces, int i) {
+      return pieces + static_cast<int64_t>(chunk * value_heads + head_of(first + i)) * kPieceBytes;
+    };
+    __syncthreads();
+    for (int i = 0; i < count; ++i) Decay<kDim>(shared, i, piece_at(p.weights, i));
+    __syncthreads();
+    float x[kGdnChunk];
+    const int place = threadIdx.x / kGdnChunk;
+    const int column = threadIdx.x % kGdnChunk;
+    if (place < count) SolveColumn(shared->systems[place], column, x);
+    __syncthreads();
+    if (place < count) {
+#pragma unroll
+      for (int i = 0; i < kGdnChunk; ++i) shared->systems[place][i * kSystemPitch + column] = x[i];
+    }
+    __syncthreads();
+    for (int pair = threadIdx.x; pair < count * kGdnChunk * 32; pair += kPrepareWarps * 32) {
+      const int i = pair / (kGdnChunk * 32);
+      const int row = pair / 32 % kGdnChunk;
+      const float* at = shared->systems[i] + row * kSystemPitch + pair % 32 * 2;
+      StorePair(piece_at(p.inverse, i), row, pair % 32 * 2, at[0], at[1]);
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace strata::gdn
