@@ -73,6 +73,19 @@ __device__ __forceinline__ void LoadMatrices(uint32_t (&r)[4], const uint8_t* ro
 #endif
 }
 
+// The same transposed: the lane gets rows 2t and 2t + 1 of column g, a column being 2 bytes.
+__device__ __forceinline__ void LoadTransposed(uint32_t (&r)[4], const uint8_t* row) {
+#if defined(STRATA_EMULATE)
+  emulate::LoadTransposed(r, row);
+#else
+  const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(at)
+               : "memory");
+#endif
+}
+
 // 16 bytes from global to shared memory, both aligned; zeros where not `valid`, nothing is read
 // then. Arrives by WaitForCopies, for other threads after a barrier.
 __device__ __forceinline__ void CopyAsync(void* shared, const void* global, bool valid) {
@@ -92,6 +105,25 @@ __device__ __forceinline__ void WaitForCopies() {
   emulate::WaitForCopies();
 #else
   asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// Closes a group of the thread's copies, which may be empty.
+__device__ __forceinline__ void EndCopyGroup() {
+#if defined(STRATA_EMULATE)
+  emulate::EndCopyGroup();
+#else
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits for all of the thread's groups but the newest kLast.
+template <int kLast>
+__device__ __forceinline__ void WaitForGroups() {
+#if defined(STRATA_EMULATE)
+  emulate::WaitForGroups(kLast);
+#else
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLast) : "memory");
 #endif
 }
 

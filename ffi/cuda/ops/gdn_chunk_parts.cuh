@@ -5,10 +5,10 @@
 // different banks of shared memory, and a piece is copied there as it is.
 #pragma once
 
-#include "cuda/bf16_mma.cuh"
 #include "cuda/ops/gdn_chunk.h"
 #include "cuda/ops/gdn_parts.cuh"
 #include "cuda/reduce.cuh"
+#include "cuda/split_mma.cuh"
 
 namespace strata::gdn {
 
@@ -45,7 +45,7 @@ __device__ __forceinline__ void LoadRowTiles(const unsigned char* piece, int ste
   const unsigned char* at =
       piece + lane / 16 * kPlaneBytes + PairAt(row, step * 16 + lane / 8 % 2 * 8);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) LoadMatrices<false>(at + i * 8 * 128, to[i]);
+  for (int i = 0; i < kCount; ++i) LoadMatrices(to[i], at + i * 8 * 128);
 }
 
 // The same of B transposed: rows 16 step.. of a piece, `tiles` of 8 columns.
@@ -57,7 +57,7 @@ __device__ __forceinline__ void LoadColumnTiles(const unsigned char* piece, int 
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const unsigned char* at = piece + lane / 16 * kPlaneBytes + PairAt(row, (first + i) * 8);
-    LoadMatrices<true>(at, to[i]);
+    LoadTransposed(to[i], at);
   }
 }
 

@@ -34,28 +34,37 @@ struct alignas(4 * kCount) Run {
   float at[kCount];
 };
 
-// A lane's channels of the warp's rows after convolution and SiLU; zero where a row is dead.
+// A lane's channels of the warp's rows, and of the three before them.
 template <int kDim>
-__device__ __forceinline__ void Convolve(const ChunkParams& p, int first_row, int num_live,
-                                         int channel, Run<kDim / 32> (&to)[kRowsOfWarp]) {
-  using Lane = Run<kDim / 32>;
-  constexpr int kTaps = 4;
-  Lane inputs[kRowsOfWarp + kTaps - 1];
-  Lane weights[kTaps];
+struct Inputs {
+  Run<kDim / 32> at[kRowsOfWarp + 3];
+
+  __device__ __forceinline__ void Load(const ChunkParams& p, int first_row, int num_live,
+                                       int channel) {
+    using Lane = Run<kDim / 32>;
 #pragma unroll
-  for (int j = 0; j < kTaps; ++j) {
-    weights[j] = *reinterpret_cast<const Lane*>(p.a.conv_weight + j * p.channels + channel);
-  }
-#pragma unroll
-  for (int i = 0; i < kRowsOfWarp + kTaps - 1; ++i) {
-    const int row = first_row + i - (kTaps - 1);
-    inputs[i] = {};
-    if (row < 0) {
-      inputs[i] =
-          *reinterpret_cast<const Lane*>(p.a.conv_state + (row + kTaps - 1) * p.channels + channel);
-    } else if (row < num_live) {
-      inputs[i] = *reinterpret_cast<const Lane*>(p.a.proj + row * p.stride + channel);
+    for (int i = 0; i < kRowsOfWarp + 3; ++i) {
+      const int row = first_row + i - 3;
+      at[i] = {};
+      if (row < 0) {
+        at[i] = *reinterpret_cast<const Lane*>(p.a.conv_state + (row + 3) * p.channels + channel);
+      } else if (row < num_live) {
+        at[i] = *reinterpret_cast<const Lane*>(p.a.proj + row * p.stride + channel);
+      }
     }
+  }
+};
+
+// The rows after convolution and SiLU; zero where one is dead.
+template <int kDim>
+__device__ __forceinline__ void Convolve(const ChunkParams& p, const Inputs<kDim>& inputs,
+                                         int first_row, int num_live, int channel,
+                                         Run<kDim / 32> (&to)[kRowsOfWarp]) {
+  Run<kDim / 32> weights[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    weights[j] =
+        *reinterpret_cast<const Run<kDim / 32>*>(p.a.conv_weight + j * p.channels + channel);
   }
 #pragma unroll
   for (int i = 0; i < kRowsOfWarp; ++i) {
@@ -63,7 +72,7 @@ __device__ __forceinline__ void Convolve(const ChunkParams& p, int first_row, in
     for (int k = 0; k < kDim / 32; ++k) {
       float sum = 0.0f;
 #pragma unroll
-      for (int j = 0; j < kTaps; ++j) sum = __fmaf_rn(weights[j].at[k], inputs[i + j].at[k], sum);
+      for (int j = 0; j < 4; ++j) sum = __fmaf_rn(weights[j].at[k], inputs.at[i + j].at[k], sum);
       to[i].at[k] = first_row + i < num_live ? sum * Sigmoid(sum) : 0.0f;
     }
   }
@@ -205,21 +214,83 @@ __device__ __forceinline__ void Decay(PrepareShared<kDim>* shared, int place,
   }
 }
 
-// A column of (I + A)^-1, A strictly lower triangular: forward substitution.
-__device__ __forceinline__ void SolveColumn(const float* system, int column,
-                                            float (&x)[kGdnChunk]) {
+// The inverse of I + A in place of A, strictly lower triangular, by forward substitution: a thread
+// has a column, 16 rows at a time, of which only those rows of A are left that no step before
+// needed. Threads without a column (`works`) keep the barriers company.
+__device__ __forceinline__ void SolveColumn(float* system, int column, bool works) {
+  constexpr int kRows = 16;
+#pragma unroll 1
+  for (int first = 0; first < kGdnChunk; first += kRows) {
+    const float* rows = system + first * kSystemPitch;
+    float x[kRows];
+    if (works) {
 #pragma unroll
-  for (int i = 0; i < kGdnChunk; ++i) {
-    float sums[4] = {};
+      for (int i = 0; i < kRows; ++i) x[i] = first + i == column ? 1.0f : 0.0f;
+#pragma unroll 1
+      for (int from = 0; from < first; from += 4) {
+        float known[4];
 #pragma unroll
-    for (int k = 0; k < i; k += 4) {
-      const float4 a = *reinterpret_cast<const float4*>(system + i * kSystemPitch + k);
-      sums[0] = __fmaf_rn(a.x, x[k], sums[0]);
-      if (k + 1 < i) sums[1] = __fmaf_rn(a.y, x[k + 1], sums[1]);
-      if (k + 2 < i) sums[2] = __fmaf_rn(a.z, x[k + 2], sums[2]);
-      if (k + 3 < i) sums[3] = __fmaf_rn(a.w, x[k + 3], sums[3]);
+        for (int k = 0; k < 4; ++k) known[k] = system[(from + k) * kSystemPitch + column];
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          const float4 a = *reinterpret_cast<const float4*>(rows + i * kSystemPitch + from);
+          x[i] = __fmaf_rn(-a.x, known[0], x[i]);
+          x[i] = __fmaf_rn(-a.y, known[1], x[i]);
+          x[i] = __fmaf_rn(-a.z, known[2], x[i]);
+          x[i] = __fmaf_rn(-a.w, known[3], x[i]);
+        }
+      }
+#pragma unroll
+      for (int i = 1; i < kRows; ++i) {
+#pragma unroll
+        for (int k = 0; k < i; ++k) {
+          x[i] = __fmaf_rn(-rows[i * kSystemPitch + first + k], x[k], x[i]);
+        }
+      }
     }
-    x[i] = (i == column ? 1.0f : 0.0f) - ((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    __syncthreads();
+    if (works) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) system[(first + i) * kSystemPitch + column] = x[i];
+    }
+  }
+}
+
+// Convolution and norms of the block's chunk: q and k to both memories, the values to y, where the
+// second kernel puts its results. Inputs are asked for a part ahead.
+template <int kDim>
+__device__ __forceinline__ void PrepareRows(const ChunkParams& p, int num_live,
+                                            PrepareShared<kDim>* shared) {
+  constexpr int kHeadBytes = kDim / 64 * kPieceBytes;
+  const int key_heads = static_cast<int>(p.a.key_heads);
+  const int value_heads = static_cast<int>(p.a.value_heads);
+  const int key_head = blockIdx.x;
+  const int first_row = blockIdx.y * kGdnChunk + threadIdx.x / 32 * kRowsOfWarp;
+  const int own = threadIdx.x % 32 * (kDim / 32);  // the lane's first channel of a head
+  const int64_t key_at = static_cast<int64_t>(blockIdx.y * key_heads + key_head) * kHeadBytes;
+  // Parts: q, k and the values of every value head of the key head.
+  const auto channel_of = [&](int part) { return (part * key_heads + key_head) * kDim + own; };
+  Inputs<kDim> inputs;
+  inputs.Load(p, first_row, num_live, channel_of(0));
+#pragma unroll 1
+  for (int part = 0; part < 2 + value_heads / key_heads; ++part) {
+    Run<kDim / 32> rows[kRowsOfWarp];
+    Convolve<kDim>(p, inputs, first_row, num_live, channel_of(part), rows);
+    if (part + 1 < 2 + value_heads / key_heads) {
+      inputs.Load(p, first_row, num_live, channel_of(part + 1));
+    }
+    if (part >= 2) {
+      const int head = (part - 2) * key_heads + key_head;
+#pragma unroll
+      for (int r = 0; r < kRowsOfWarp; ++r) {
+        float* to = p.a.y + (first_row + r) * value_heads * kDim + head * kDim + own;
+        *reinterpret_cast<Run<kDim / 32>*>(to) = rows[r];
+      }
+      continue;
+    }
+    const float length = part == 0 ? 1.0f / sqrtf(static_cast<float>(kDim)) : 1.0f;
+    StoreUnit<kDim>(rows, length, part == 0 ? shared->queries : shared->keys,
+                    (part == 0 ? p.queries : p.keys) + key_at);
   }
 }
 
@@ -227,34 +298,14 @@ template <int kDim>
 __global__ void __launch_bounds__(kPrepareWarps * 32, 2)
     GdnPrepareKernel(const __grid_constant__ ChunkParams p) {
   STRATA_SHARED(PrepareShared<kDim>, shared);
-  constexpr int kHeadBytes = kDim / 64 * kPieceBytes;
-  const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int key_heads = static_cast<int>(p.a.key_heads);
   const int value_heads = static_cast<int>(p.a.value_heads);
-  const int key_head = blockIdx.x;
   const int chunk = blockIdx.y;
   const int num_live = LiveRows(*p.a.live, p.a.num_rows);
   if (chunk * kGdnChunk >= num_live) return;
-  const int first_row = chunk * kGdnChunk + warp * kRowsOfWarp;
-  const int own = lane * (kDim / 32);  // the lane's first channel of a head
-  const auto head_of = [&](int i) { return i * key_heads + key_head; };
-  const int64_t key_at = static_cast<int64_t>(chunk * key_heads + key_head) * kHeadBytes;
-  Run<kDim / 32> rows[kRowsOfWarp];
-  Convolve<kDim>(p, first_row, num_live, key_head * kDim + own, rows);
-  StoreUnit<kDim>(rows, 1.0f / sqrtf(static_cast<float>(kDim)), shared->queries,
-                  p.queries + key_at);
-  Convolve<kDim>(p, first_row, num_live, (key_heads + key_head) * kDim + own, rows);
-  StoreUnit<kDim>(rows, 1.0f, shared->keys, p.keys + key_at);
-  for (int i = 0; i < value_heads / key_heads; ++i) {
-    // Values wait in y, where the second kernel puts its results.
-    Convolve<kDim>(p, first_row, num_live, (2 * key_heads + head_of(i)) * kDim + own, rows);
-#pragma unroll
-    for (int r = 0; r < kRowsOfWarp; ++r) {
-      float* to = p.a.y + (first_row + r) * value_heads * kDim + head_of(i) * kDim + own;
-      *reinterpret_cast<Run<kDim / 32>*>(to) = rows[r];
-    }
-  }
+  const auto head_of = [&](int i) { return i * key_heads + static_cast<int>(blockIdx.x); };
+  PrepareRows<kDim>(p, num_live, shared);
   __syncthreads();
   MultiplyKeys<kDim>(shared);
   for (int first = 0; first < value_heads / key_heads; first += kHeadsAtOnce) {
@@ -268,15 +319,9 @@ __global__ void __launch_bounds__(kPrepareWarps * 32, 2)
     __syncthreads();
     for (int i = 0; i < count; ++i) Decay<kDim>(shared, i, piece_at(p.weights, i));
     __syncthreads();
-    float x[kGdnChunk];
     const int place = threadIdx.x / kGdnChunk;
-    const int column = threadIdx.x % kGdnChunk;
-    if (place < count) SolveColumn(shared->systems[place], column, x);
-    __syncthreads();
-    if (place < count) {
-#pragma unroll
-      for (int i = 0; i < kGdnChunk; ++i) shared->systems[place][i * kSystemPitch + column] = x[i];
-    }
+    SolveColumn(shared->systems[min(place, kHeadsAtOnce - 1)], threadIdx.x % kGdnChunk,
+                place < count);
     __syncthreads();
     for (int pair = threadIdx.x; pair < count * kGdnChunk * 32; pair += kPrepareWarps * 32) {
       const int i = pair / (kGdnChunk * 32);

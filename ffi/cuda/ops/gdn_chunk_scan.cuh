@@ -13,7 +13,6 @@
 // and their memory less before.
 #pragma once
 
-#include "cuda/async_copy.cuh"
 #include "cuda/ops/gdn_chunk_parts.cuh"
 
 namespace strata::gdn {
@@ -42,7 +41,7 @@ class Pieces {
 
   // The next piece, once every thread is done with the one before.
   __device__ const unsigned char* Next() {
-    WaitForCopies<kSlots - 2>();
+    WaitForGroups<kSlots - 2>();
     __syncthreads();
     Begin();
     const unsigned char* piece = shared_->ring[slot_];
@@ -57,12 +56,12 @@ class Pieces {
       unsigned char* to = shared_->ring[begun_slot_];
 #pragma unroll
       for (int at = threadIdx.x * 16; at < kPieceBytes; at += kScanWarps * 32 * 16) {
-        CopyAsync(to + at, from + at);
+        CopyAsync(to + at, from + at, true);
       }
       if (piece_ == 0 && threadIdx.x < kGateFloats / 4) {
         const int value_heads = static_cast<int>(p_.a.value_heads);
         const float* gates = p_.gates + (chunk_ * value_heads + head_) * kGateFloats;
-        CopyAsync(shared_->gates[chunk_ % 2] + threadIdx.x * 4, gates + threadIdx.x * 4);
+        CopyAsync(shared_->gates[chunk_ % 2] + threadIdx.x * 4, gates + threadIdx.x * 4, true);
       }
     }
     EndCopyGroup();
@@ -104,12 +103,9 @@ __device__ __forceinline__ void MultiplyState(const unsigned char* piece, const 
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     const SplitA a = SplitTiles(state[2 * step], state[2 * step + 1]);
-#pragma unroll
-    for (int first = 0; first < 8; first += 4) {
-      uint32_t b[4][4];
-      LoadRowTiles<4>(piece, step, first, b);
-      MultiplySplit<4>(a, b, to + first);
-    }
+    uint32_t b[8][4];
+    LoadRowTiles<8>(piece, step, 0, b);
+    MultiplySplit<8>(a, b, to);
   }
 }
 
@@ -206,12 +202,9 @@ __global__ void __launch_bounds__(kScanWarps * 32)
       const unsigned char* piece = pieces.Next();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-#pragma unroll
-        for (int first = 0; first < 8; first += 4) {
-          uint32_t b[4][4];
-          LoadColumnTiles<4>(piece, step, first, b);
-          MultiplySplit<4>(split[step], b, state + 8 * i + first);
-        }
+        uint32_t b[8][4];
+        LoadColumnTiles<8>(piece, step, 0, b);
+        MultiplySplit<8>(split[step], b, state + 8 * i);
       }
     }
   }

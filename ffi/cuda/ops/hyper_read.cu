@@ -9,6 +9,7 @@
 
 #include "cuda/ops/hyper_read.h"
 #include "cuda/ops/hyper_read_parts.cuh"
+#include "cuda/ops/hyper_read_tiles.h"
 
 namespace strata {
 namespace {
@@ -279,7 +280,8 @@ std::string LaunchUp(const HyperReadArgs& a, HyperParams p, unsigned groups, cud
 
 int64_t HyperReadWorkspace(int64_t num_rows, int64_t num_streams, int64_t width, int64_t rank) {
   const int64_t segments = (num_streams * width + 255) / 256;
-  return num_rows * num_streams + num_rows * segments * (rank + 32);
+  return std::max(num_rows * num_streams + num_rows * segments * (rank + 32),
+                  HyperReadTilesWorkspace(num_rows, num_streams, rank));
 }
 
 std::string HyperRead(const HyperReadArgs& a, cudaStream_t stream) {
@@ -292,6 +294,7 @@ std::string HyperRead(const HyperReadArgs& a, cudaStream_t stream) {
     return std::to_string(values) + " values and " + std::to_string(bytes) +
            " bytes of weights, expected at most 2^31 - 1 of either";
   }
+  if (HasHyperReadTiles(a)) return HyperReadTiles(a, stream);
   HyperParams p = {};
   p.streams = a.streams;
   p.new_streams = a.new_streams;

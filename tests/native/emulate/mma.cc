@@ -1,5 +1,6 @@
 #include "emulate/mma.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <vector>
@@ -71,7 +72,26 @@ struct Copy {
   bool valid;
 };
 
-std::array<std::vector<Copy>, kMostThreads> copies;
+struct Copies {
+  std::vector<Copy> begun;     // in order
+  std::vector<size_t> groups;  // how many of them each closed group ends with
+
+  // Makes the first `count`.
+  void Make(size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      const Copy& copy = begun[i];
+      if (copy.valid) {
+        std::memcpy(copy.to, copy.from, 16);
+      } else {
+        std::memset(copy.to, 0, 16);
+      }
+    }
+    begun.erase(begun.begin(), begun.begin() + static_cast<ptrdiff_t>(count));
+    for (size_t& end : groups) end -= std::min(end, count);
+  }
+};
+
+std::array<Copies, kMostThreads> copies;
 
 }  // namespace
 
@@ -101,24 +121,43 @@ void LoadMatrices(uint32_t (&r)[4], const uint8_t* row, Place place) {
   }
 }
 
+void LoadTransposed(uint32_t (&r)[4], const uint8_t* row, Place place) {
+  const auto& all = Show({{}, {}, row}, place);
+  const int lane = ThreadNumber() % kLanes;
+  for (int i = 0; i < 4; ++i) {
+    uint16_t pair[2];
+    for (int k = 0; k < 2; ++k) {
+      std::memcpy(pair + k, all[8 * i + lane % 4 * 2 + k].row + lane / 4 * 2, 2);
+    }
+    std::memcpy(&r[i], pair, 4);
+  }
+}
+
 void CopyAsync(void* to, const void* from, bool valid, Place place) {
   if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
     Fail("an asynchronous copy that is not aligned to 16 bytes", place);
   }
   std::memset(to, 0xff, 16);
-  copies[ThreadNumber()].push_back({to, from, valid});
+  copies[ThreadNumber()].begun.push_back({to, from, valid});
 }
 
 void WaitForCopies() {
-  std::vector<Copy>& waiting = copies[ThreadNumber()];
-  for (const Copy& copy : waiting) {
-    if (copy.valid) {
-      std::memcpy(copy.to, copy.from, 16);
-    } else {
-      std::memset(copy.to, 0, 16);
-    }
-  }
-  waiting.clear();
+  Copies& own = copies[ThreadNumber()];
+  own.Make(own.begun.size());
+  own.groups.clear();
+}
+
+void EndCopyGroup() {
+  Copies& own = copies[ThreadNumber()];
+  own.groups.push_back(own.begun.size());
+}
+
+void WaitForGroups(int last) {
+  Copies& own = copies[ThreadNumber()];
+  const int done = static_cast<int>(own.groups.size()) - last;
+  if (done <= 0) return;
+  own.Make(own.groups[done - 1]);
+  own.groups.erase(own.groups.begin(), own.groups.begin() + done);
 }
 
 uint32_t Bf16Bits(float value) {

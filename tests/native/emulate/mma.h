@@ -15,9 +15,12 @@ void MmaS8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const 
            Place place = {});
 void MmaBf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Place place = {});
 void LoadMatrices(uint32_t (&r)[4], const uint8_t* row, Place place = {});
+void LoadTransposed(uint32_t (&r)[4], const uint8_t* row, Place place = {});
 
 void CopyAsync(void* to, const void* from, bool valid, Place place = {});
 void WaitForCopies();
+void EndCopyGroup();
+void WaitForGroups(int last);
 
 // Rounded to nearest even; a NaN stays one.
 uint32_t Bf16Bits(float value);

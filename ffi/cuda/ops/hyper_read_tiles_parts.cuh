@@ -1,0 +1,411 @@
+// The first and the last kernel of hyper_read for tiles.
+//
+// Operands of the matrix units lie in shared memory by chunks of 8 bfloat16: [chunk][row][16
+// bytes], as panels have them, so weights are copied as they are and eight rows of a chunk are in
+// different banks.
+#pragma once
+
+#include "cuda/products.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/split_mma.cuh"
+
+namespace strata::hyper {
+
+inline constexpr int kStreams = 4;
+inline constexpr int kStep = 32;               // values of a row in shared memory at once
+inline constexpr int kPanelStep = kStep * 64;  // bytes of a panel's 32 rows of them
+inline constexpr int kStages = 3;              // of weights: two are on their way
+
+struct TileParams {
+  const float* streams;
+  float* new_streams;
+  const float* y;
+  const float* beta;
+  const float* norm;
+  const int32_t* live;
+  float* x;
+  float* next_beta;
+  float* scales;         // [T, J]  1 / rms
+  float* sums;           // [T, J, rank]  of down, scaled
+  float* injected;       // [T, J, J]  of inject, scaled: stream, column
+  unsigned char* mixed;  // [T/128] pieces of the input of up; see MixedAt
+  int32_t num_rows, width, rank;
+  float eps;
+  bool has_inject;
+  PanelMatrix down, inject, up;
+};
+
+__device__ __forceinline__ const uint8_t* PanelStepAt(const PanelMatrix& m, int panel, int value) {
+  return m.bytes + panel * m.panel_bytes + static_cast<int64_t>(value / 256) * m.unit_bytes +
+         value % 256 * 64;
+}
+
+// Tiles of B [16 values, 8 rows of panels] from tile `first` on, two by two.
+template <int kCount>
+__device__ __forceinline__ void LoadPanelTiles(const uint8_t* panels, int half, int first,
+                                               uint32_t (*to)[2]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kCount; i += 2) {
+    const int tile = first + i + lane / 16;
+    const int chunk = 2 * half + lane / 8 % 2;
+    uint32_t four[4];
+    LoadMatrices(four,
+                 panels + tile / 4 * kPanelStep + chunk * 512 + (tile % 4 * 8 + lane % 8) * 16);
+    to[i][0] = four[0];
+    to[i][1] = four[1];
+    to[i + 1][0] = four[2];
+    to[i + 1][1] = four[3];
+  }
+}
+
+// --- down ---
+
+inline constexpr int kDownRows = 64;
+inline constexpr int kDownThreads = 256;
+// A row's 8 values and its neighbours' begin in other banks than those of the next chunk's rows.
+inline constexpr int kChunkBytes = kDownRows * 16 + 64;
+inline constexpr int kPlaneBytes = 4 * kChunkBytes;
+
+template <int kTiles>
+struct alignas(16) DownShared {
+  unsigned char rows[2][2 * kPlaneBytes];  // high, low
+  unsigned char weights[kStages][kTiles * kPanelStep];
+  float scales[kDownRows];
+};
+
+// A thread's values of a step: a row's values 4q to 4q + 3 and 16 on.
+struct DownInput {
+  float4 x[2];
+  float4 y[2];
+};
+
+// The block's rows of one stream. Thread 4r + q has row r.
+class DownRows {
+ public:
+  __device__ DownRows(const TileParams& p, int num_live) : p_(p) {
+    const int row = blockIdx.x * kDownRows + threadIdx.x / 4;
+    live_ = row < num_live;
+    quad_ = threadIdx.x % 4;
+    place_ = (row * kStreams + blockIdx.y) * p.width + 4 * quad_;
+    y_ = row * p.width + 4 * quad_;
+    beta_ = live_ ? p.beta[row * kStreams + blockIdx.y] : 0.0f;
+  }
+
+  __device__ void Load(int value, DownInput* in) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = value + 16 * i;
+      const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      const bool there = live_ && value < p_.width;
+      in->x[i] = there ? *reinterpret_cast<const float4*>(p_.streams + place_ + at) : zero;
+      in->y[i] = there ? *reinterpret_cast<const float4*>(p_.y + y_ + at) : zero;
+    }
+  }
+
+  // Writes the new streams, and their values times gamma, split, into `rows`.
+  __device__ void Store(int value, const DownInput& in, unsigned char* rows) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = value + 16 * i;
+      float4 v = in.x[i];
+      v = make_float4(fmaf(beta_, in.y[i].x, v.x), fmaf(beta_, in.y[i].y, v.y),
+                      fmaf(beta_, in.y[i].z, v.z), fmaf(beta_, in.y[i].w, v.w));
+      if (live_) *reinterpret_cast<float4*>(p_.new_streams + place_ + at) = v;
+      squares_ = fmaf(v.x, v.x, squares_);
+      squares_ = fmaf(v.y, v.y, squares_);
+      squares_ = fmaf(v.z, v.z, squares_);
+      squares_ = fmaf(v.w, v.w, squares_);
+      const int column = blockIdx.y * p_.width + at + 4 * quad_;
+      const float4 gamma = *reinterpret_cast<const float4*>(p_.norm + column);
+      v = make_float4(v.x * gamma.x, v.y * gamma.y, v.z * gamma.z, v.w * gamma.w);
+      const SplitPair first = Split(v.x, v.y);
+      const SplitPair second = Split(v.z, v.w);
+      unsigned char* to =
+          rows + (2 * i + quad_ / 2) * kChunkBytes + threadIdx.x / 4 * 16 + quad_ % 2 * 8;
+      *reinterpret_cast<uint2*>(to) = make_uint2(first.high, second.high);
+      *reinterpret_cast<uint2*>(to + kPlaneBytes) = make_uint2(first.low, second.low);
+      if (p_.has_inject) AddInjected(column, v);
+    }
+  }
+
+  // The stream's 1 / rms, and its sums of inject; all lanes must call.
+  __device__ float Finish() {
+    const int row = blockIdx.x * kDownRows + threadIdx.x / 4;
+    const float squares = SumOfFour(squares_);
+    const float scale = rsqrtf(fmaf(squares, 1.0f / static_cast<float>(p_.width), p_.eps));
+#pragma unroll
+    for (int j = 0; j < kStreams; ++j) injected_[j] = SumOfFour(injected_[j]) * scale;
+    if (live_ && quad_ == 0) {
+      p_.scales[row * kStreams + blockIdx.y] = scale;
+      float* to = p_.injected + (row * kStreams + blockIdx.y) * kStreams;
+#pragma unroll
+      for (int j = 0; j < kStreams; ++j) to[j] = injected_[j];
+    }
+    return scale;
+  }
+
+ private:
+  __device__ static float SumOfFour(float value) {
+    value += __shfl_xor_sync(kAllLanes, value, 1);
+    return value + __shfl_xor_sync(kAllLanes, value, 2);
+  }
+
+  __device__ void AddInjected(int column, const float4& v) {
+#pragma unroll
+    for (int j = 0; j < kStreams; ++j) {
+      const uint8_t* unit = PanelStepAt(p_.inject, 0, column / 8 * 8);
+      const uint2 w = *reinterpret_cast<const uint2*>(unit + j * 16 + column % 8 * 2);
+      float sum = injected_[j];
+      sum = fmaf(__uint_as_float(w.x << 16), v.x, sum);
+      sum = fmaf(__uint_as_float(w.x & 0xffff0000u), v.y, sum);
+      sum = fmaf(__uint_as_float(w.y << 16), v.z, sum);
+      injected_[j] = fmaf(__uint_as_float(w.y & 0xffff0000u), v.w, sum);
+    }
+  }
+
+  const TileParams& p_;
+  bool live_;
+  int quad_, place_, y_;
+  float beta_;
+  float squares_ = 0.0f;
+  float injected_[kStreams] = {};
+};
+
+// Begins the copy of a step's weights: the rows of down there are; others were cleared before.
+template <int kTiles>
+__device__ __forceinline__ void CopyDown(const TileParams& p, int value, unsigned char* to) {
+  if (value < p.width) {
+    const int column = blockIdx.y * p.width + value;
+    const int panels = p.rank / 32;
+    for (int at = threadIdx.x; at < panels * (kPanelStep / 16); at += kDownThreads) {
+      const int panel = at / (kPanelStep / 16);
+      const int offset = at % (kPanelStep / 16) * 16;
+      CopyAsync(to + panel * kPanelStep + offset, PanelStepAt(p.down, panel, column) + offset,
+                true);
+    }
+  }
+  EndCopyGroup();
+}
+
+// A block has 64 rows of one stream; warps 2 x 4 share rows and columns of down, 8 kTiles columns
+// to a warp.
+template <int kTiles>
+__global__ void __launch_bounds__(kDownThreads)
+    HyperDownTileKernel(const __grid_constant__ TileParams p) {
+  STRATA_SHARED(DownShared<kTiles>, shared);
+  const int num_live = LiveRows(*p.live, p.num_rows);
+  if (static_cast<int>(blockIdx.x) * kDownRows >= num_live) return;
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int first_row = warp % 2 * 32;
+  const int first_tile = warp / 2 * kTiles;
+  for (int stage = 0; stage < kStages; ++stage) {  // rows of the last panels that there are not
+    const int begin = p.rank / 32 * kPanelStep;
+    for (int at = begin + threadIdx.x * 16; at < kTiles * kPanelStep; at += kDownThreads * 16) {
+      *reinterpret_cast<uint4*>(shared->weights[stage] + at) = make_uint4(0, 0, 0, 0);
+    }
+  }
+  DownRows rows(p, num_live);
+  DownInput inputs[2];
+  float acc[2][kTiles][4] = {};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    CopyDown<kTiles>(p, i * kStep, shared->weights[i]);
+    rows.Load(i * kStep, &inputs[i]);
+  }
+  int stage = 0;
+  for (int value = 0; value < p.width; value += 2 * kStep) {
+#pragma unroll
+    for (int turn = 0; turn < 2; ++turn) {
+      const int now = value + turn * kStep;
+      unsigned char* tile = shared->rows[turn];
+      rows.Store(now, inputs[turn], tile);
+      WaitForGroups<1>();
+      // Who is past the barrier has read what is written next: the other tile of rows and the
+      // weights of the step before.
+      __syncthreads();
+      const unsigned char* weights = shared->weights[stage];
+      CopyDown<kTiles>(p, now + 2 * kStep, shared->weights[(stage + 2) % kStages]);
+      stage = (stage + 1) % kStages;
+      rows.Load(now + 2 * kStep, &inputs[turn]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        SplitA a[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const unsigned char* at =
+              tile + (2 * half + lane / 16) * kChunkBytes + (first_row + 16 * i + lane % 16) * 16;
+          LoadMatrices(a[i].high, at);
+          LoadMatrices(a[i].low, at + kPlaneBytes);
+        }
+        uint32_t b[kTiles][2];
+        LoadPanelTiles<kTiles>(weights, half, first_tile, b);
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) MmaBf16(acc[i][j], a[i].low, b[j][0], b[j][1]);
+        }
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) MmaBf16(acc[i][j], a[i].high, b[j][0], b[j][1]);
+        }
+      }
+    }
+  }
+  const float scale = rows.Finish();
+  if (threadIdx.x % 4 == 0) shared->scales[threadIdx.x / 4] = scale;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const int own = first_row + 16 * i + 8 * side + lane / 4;
+      const int row = blockIdx.x * kDownRows + own;
+      if (row >= num_live) continue;
+      float* to = p.sums + (row * kStreams + static_cast<int>(blockIdx.y)) * p.rank;
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        const int column = (first_tile + j) * 8 + lane % 4 * 2;
+        if (column >= p.rank) continue;
+        *reinterpret_cast<float2*>(to + column) =
+            make_float2(acc[i][j][2 * side] * shared->scales[own],
+                        acc[i][j][2 * side + 1] * shared->scales[own]);
+      }
+    }
+  }
+}
+
+// --- up and the mix ---
+
+inline constexpr int kUpRows = 128;
+inline constexpr int kUpColumns = 64;  // of every stream
+inline constexpr int kUpThreads = 512;
+inline constexpr int kUpPanels = kStreams * kUpColumns / 32;
+inline constexpr int kMixedPlane = kUpRows * 16;        // a chunk's high or low halves
+inline constexpr int kMixedStep = 2 * 4 * kMixedPlane;  // bytes of a step
+
+struct alignas(16) UpShared {
+  unsigned char mixed[kStages][kMixedStep];
+  unsigned char weights[kStages][kUpPanels * kPanelStep];
+};
+
+// Where the pair of values in columns `column` (even) and the next of a row's input of up lie; the
+// low halves kMixedPlane on. [128 rows][chunk][high, low][row][16 bytes]
+__device__ __forceinline__ int64_t MixedAt(int row, int column, int rank) {
+  return static_cast<int64_t>(row / kUpRows) * kUpRows * rank * 4 + column / 8 * (2 * kMixedPlane) +
+         row % kUpRows * 16 + column % 8 * 2;
+}
+
+__device__ __forceinline__ void CopyUp(const TileParams& p, int value, int stage,
+                                       UpShared* shared) {
+  if (value < p.rank) {
+    const unsigned char* mixed =
+        p.mixed + MixedAt(blockIdx.y * kUpRows, 0, p.rank) + value / kStep * kMixedStep;
+#pragma unroll
+    for (int at = threadIdx.x * 16; at < kMixedStep; at += kUpThreads * 16) {
+      CopyAsync(shared->mixed[stage] + at, mixed + at, true);
+    }
+#pragma unroll
+    for (int at = threadIdx.x * 16; at < kUpPanels * kPanelStep; at += kUpThreads * 16) {
+      const int own = at / kPanelStep;  // two panels of every stream
+      const int panel =
+          (own / 2 * p.width + static_cast<int>(blockIdx.x) * kUpColumns) / 32 + own % 2;
+      CopyAsync(shared->weights[stage] + at, PanelStepAt(p.up, panel, value) + at % kPanelStep,
+                true);
+    }
+  }
+  EndCopyGroup();
+}
+
+// The mean over the streams of gate times normed value, for two columns of a row.
+__device__ __forceinline__ float2 MixPair(const TileParams& p, int row, int column,
+                                          const float2 (&gates)[kStreams]) {
+  const float4 scales = *reinterpret_cast<const float4*>(p.scales + row * kStreams);
+  const float of_stream[kStreams] = {scales.x, scales.y, scales.z, scales.w};
+  float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int s = 0; s < kStreams; ++s) {
+    const float* at = p.new_streams + (row * kStreams + s) * p.width + column;
+    const float2 v = *reinterpret_cast<const float2*>(at);
+    const float2 gamma = *reinterpret_cast<const float2*>(p.norm + s * p.width + column);
+    sum.x += Sigmoid(gates[s].x) * (v.x * of_stream[s] * gamma.x);
+    sum.y += Sigmoid(gates[s].y) * (v.y * of_stream[s] * gamma.y);
+  }
+  return make_float2(sum.x / kStreams, sum.y / kStreams);
+}
+
+// A block has 128 rows and 64 columns of every stream; warps 4 x 4 share them, a warp with 32 rows
+// and 16 columns of every stream, so that a thread has all that a value of x is mixed from.
+__global__ void __launch_bounds__(kUpThreads)
+    HyperUpTileKernel(const __grid_constant__ TileParams p) {
+  STRATA_SHARED(UpShared, shared);
+  const int num_live = LiveRows(*p.live, p.num_rows);
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int first_row = warp % 4 * 32;
+  const int first_column = blockIdx.x * kUpColumns + warp / 4 * 16;
+  const bool any = static_cast<int>(blockIdx.y) * kUpRows < num_live;
+  float acc[2][kStreams][2][4] = {};
+  if (any) {
+    CopyUp(p, 0, 0, shared);
+    CopyUp(p, kStep, 1, shared);
+    int stage = 0;
+    for (int value = 0; value < p.rank; value += kStep) {
+      WaitForGroups<1>();
+      __syncthreads();
+      const unsigned char* mixed = shared->mixed[stage];
+      const unsigned char* weights = shared->weights[stage];
+      CopyUp(p, value + 2 * kStep, (stage + 2) % kStages, shared);
+      stage = (stage + 1) % kStages;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        SplitA a[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const unsigned char* at = mixed + (2 * half + lane / 16) * (2 * kMixedPlane) +
+                                    (first_row + 16 * i + lane % 16) * 16;
+          LoadMatrices(a[i].high, at);
+          LoadMatrices(a[i].low, at + kMixedPlane);
+        }
+        uint32_t b[kStreams][2][2];
+#pragma unroll
+        for (int s = 0; s < kStreams; ++s) {
+          LoadPanelTiles<2>(weights, half, s * (kUpColumns / 8) + warp / 4 * 2, b[s]);
+        }
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+#pragma unroll
+          for (int s = 0; s < kStreams; ++s) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              MmaBf16(acc[i / 2][s][i % 2], part == 0 ? a[i / 2].low : a[i / 2].high,
+                      b[s][i % 2][0], b[s][i % 2][1]);
+            }
+          }
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int tile = i / 2 % 2, side = i % 2;
+    const int row = blockIdx.y * kUpRows + first_row + i / 4 * 16 + side * 8 + lane / 4;
+    const int column = first_column + tile * 8 + lane % 4 * 2;
+    if (row >= p.num_rows) continue;
+    float2 value = make_float2(0.0f, 0.0f);
+    if (row < num_live) {
+      float2 gates[kStreams];
+#pragma unroll
+      for (int s = 0; s < kStreams; ++s) {
+        const float* sums = acc[i / 4][s][tile] + 2 * side;
+        gates[s] = make_float2(sums[0], sums[1]);
+      }
+      value = MixPair(p, row, column, gates);
+    }
+    *reinterpret_cast<float2*>(p.x + row * p.width + column) = value;
+  }
+}
+
+}  // namespace strata::hyper
