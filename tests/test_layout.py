@@ -30,7 +30,7 @@ NOT_OPS = {
 DEVICE_ONLY = {"gdn_chunk"}
 """Ops for which the CPU runs another one."""
 XLA_HEADERS = {"common/check.h", "ops/handlers.h", "cuda/handlers.h"}
-TOPICS = {"goldens", "kernels", "device"}
+TOPICS = {"goldens", "kernels", "device", "device_tiles"}
 """Names of test files that are about more than one module."""
 
 

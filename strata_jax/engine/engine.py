@@ -196,10 +196,7 @@ class Generation:
         runner.tiers.after_step()
         sampler = Sampler(request.settings, request.ids, runner.config.vocab_size)
         token = sampler.pick(logits, runner.position) if request.max_tokens else -1
-        best = None
-        if sampler.takes_best and self._kept is None:
-            room = runner.options.max_context - runner.position
-            best = runner.best_ids(token, min(request.max_tokens - 1, room))
+        found = self._found_on_device(sampler, token)
         while self._count < request.max_tokens:
             self._count += 1
             self._last = time.perf_counter()
@@ -214,8 +211,8 @@ class Generation:
             if self.finish_reason is not None:
                 return
             self._read += 1
-            if best is not None:
-                token = sampler.check_best(next(best), self._read)
+            if found is not None:
+                token = sampler.check_found(next(found), self._read)
                 self._windows[1] += 1
             else:
                 logits = self._read_window(np.asarray([token]), want_logits=True)[-1]
@@ -223,6 +220,17 @@ class Generation:
             runner.tiers.after_step()
         self._prompt_s = time.perf_counter() - start
         self.finish_reason = "length"
+
+    def _found_on_device(self, sampler: Sampler, token: int) -> Iterator[int] | None:
+        """The ids after `token`, if nobody needs their logits; None if they must be fetched."""
+        request, runner = self._request, self._runner
+        if self._kept is not None:
+            return None
+        count = min(request.max_tokens - 1, runner.options.max_context - runner.position)
+        if sampler.takes_best:
+            return runner.best_ids(token, count)
+        sampling = runner.device_sampling(request.settings, sampler)
+        return None if sampling is None else runner.best_ids(token, count, sampling)
 
     def _read_prompt(self) -> np.ndarray:
         """Reads the prompt by tiles, its end by windows; returns the logits after its last id."""

@@ -12,7 +12,10 @@ import numpy as np
 from jaxtyping import Array, Float32, Int32
 
 from strata_jax.config import TILE_ROWS, ModelConfig, TierSettings
+from strata_jax.engine.device_sampling import DeviceSampling, compile_draws
 from strata_jax.engine.loader import load_params, primary_sharding
+from strata_jax.engine.request import SamplingSettings
+from strata_jax.engine.sampling import Sampler
 from strata_jax.engine.tiers import EngineTiers
 from strata_jax.model.state import DecodeState, empty_state, num_cells
 from strata_jax.model.transformer import Residual, forward, head
@@ -102,6 +105,9 @@ class Runner:
             self.tile_rows,
             report,
         )
+        if options.backend.is_device:
+            report("compiling the draws")
+            compile_draws(config.vocab_size, self._sharding, self._result_sharding())
         self.compile_s = time.perf_counter() - start
 
     def _open_tiers(self, pack: Pack, report: Callable[[str], None]) -> EngineTiers:
@@ -186,10 +192,12 @@ class Runner:
         """
         return next(self.best_ids(token, 1))
 
-    def best_ids(self, token: int, count: int) -> Iterator[int]:
+    def best_ids(
+        self, token: int, count: int, sampling: DeviceSampling | None = None
+    ) -> Iterator[int]:
         """Reads `token`, then every id it yields but the last; see `read_best`.
 
-        A device has the next step in its queue while the host looks at the id of this one. Who stops
+        With `sampling`, on a device, every id is drawn instead. A device has the next step in its queue while the host looks at the id of this one. Who stops
         early leaves a step behind that was read for nothing: reset before the next prompt.
         """
         if not self.options.backend.is_device:
@@ -200,12 +208,11 @@ class Runner:
             return
         if count == 0:
             return
-        ids = np.asarray([token], np.int32)
-        ahead = self._start(self._window, self.options.window_rows, ids, 1)[0]
+        ahead = self._start_one(token, False, sampling)
         for done in range(1, count + 1):
             found = ahead
             if done < count:
-                ahead = self._start(self._window, self.options.window_rows, ids, 1, True)[0]
+                ahead = self._start_one(token, True, sampling)
             try:
                 token = int(np.asarray(found))
             except (ValueError, RuntimeError):
@@ -252,6 +259,22 @@ class Runner:
         self._state = state
         self.position += len(ids)
         return best, first, logits
+
+    def _start_one(self, token: int, follows: bool, sampling: DeviceSampling | None) -> jax.Array:
+        """Queues a step of one row, and the draw after it; returns the id it will have found."""
+        ids = np.asarray([token], np.int32)
+        found, first, _ = self._start(self._window, self.options.window_rows, ids, 1, follows)
+        if sampling is not None:
+            found, self._best = sampling.draw(first, self.position)
+        return found
+
+    def device_sampling(
+        self, settings: SamplingSettings, sampler: Sampler
+    ) -> DeviceSampling | None:
+        """Draws on the device from what `sampler` saw so far on; None on the CPU, where it may go on."""
+        if not self.options.backend.is_device:
+            return None
+        return DeviceSampling(settings, sampler, self._sharding, self._result_sharding())
 
     def _run(self, program, width: int, ids: np.ndarray, head_rows: int) -> np.ndarray:
         position = self.position

@@ -14,9 +14,11 @@ class Sampler:
 
     def __init__(self, settings: SamplingSettings, prompt: tuple[int, ...], vocab_size: int):
         self._settings = settings
-        self._seen = np.zeros(vocab_size, bool)
-        self._seen[list(prompt)] = True
-        self._counts = np.zeros(vocab_size, np.int32)
+        self.seen = np.zeros(vocab_size, bool)
+        """Ids of the prompt and of the answer."""
+        self.seen[list(prompt)] = True
+        self.counts = np.zeros(vocab_size, np.int32)
+        """How often an id stands in the answer."""
         self._penalised = (
             settings.repetition_penalty != 1.0
             or settings.presence_penalty != 0.0
@@ -32,8 +34,8 @@ class Sampler:
     def _is_greedy(self) -> bool:
         return self._settings.temperature < GREEDY_BELOW or self._settings.top_k == 1
 
-    def check_best(self, token: int, position: int) -> int:
-        """The id of the largest logit, which a device found.
+    def check_found(self, token: int, position: int) -> int:
+        """The id at `position`, which a device found.
 
         Raises:
             StrataError: if it is -1: logits were not finite.
@@ -53,14 +55,14 @@ class Sampler:
         if self._penalised:
             logits = self._penalise(logits)
         token = self._choose(logits, position)
-        self._seen[token] = True
-        self._counts[token] += 1
+        self.seen[token] = True
+        self.counts[token] += 1
         return token
 
     def _penalise(self, logits: np.ndarray) -> np.ndarray:
         s = self._settings
-        ids = np.flatnonzero(self._seen)  # the answer is part of it
-        x, counts = logits[ids], self._counts[ids]
+        ids = np.flatnonzero(self.seen)  # the answer is part of it
+        x, counts = logits[ids], self.counts[ids]
         x = np.where(x > 0, x / s.repetition_penalty, x * s.repetition_penalty)
         x -= s.presence_penalty * (counts > 0) + s.frequency_penalty * counts
         logits = logits.copy()

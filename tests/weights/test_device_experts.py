@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from strata_jax.config import TierSettings
+from strata_jax.engine.request import SamplingSettings
 from strata_jax.engine.runner import Runner, RunnerOptions
+from strata_jax.engine.sampling import Sampler
 from strata_jax.errors import CapacityError, UsageError
 from strata_jax.ops.native import Backend
 from strata_jax.weights.pack import open_pack
@@ -108,6 +110,23 @@ def test_finds_the_ids_that_the_logits_say(resident: Runner, logits):
     resident.read_window(IDS[8:])
 
     assert list(resident.best_ids(expected[0], 4)) == expected[1:]
+
+
+def test_draws_the_ids_that_the_host_draws(resident: Runner):
+    chosen = SamplingSettings(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1, seed=3)
+
+    def start() -> Sampler:
+        resident.reset()
+        resident.read_window(IDS[:8])
+        return Sampler(chosen, tuple(IDS[:8].tolist()), resident.config.vocab_size)
+
+    sampler, token, expected = start(), 17, []
+    for _ in range(5):
+        token = sampler.pick(resident.read_window(np.asarray([token]))[0], resident.position)
+        expected.append(token)
+    sampling = resident.device_sampling(chosen, start())
+
+    assert list(resident.best_ids(17, 5, sampling)) == expected
 
 
 def test_refuses_to_record_routing(resident: Runner):

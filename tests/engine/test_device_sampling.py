@@ -1,0 +1,95 @@
+"""Draws on a device: the ids that the host's sampler draws from the same logits."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata_jax.engine import device_sampling
+from strata_jax.engine.device_sampling import MOST_CHOSEN, DeviceSampling
+from strata_jax.engine.request import SamplingSettings
+from strata_jax.engine.sampling import Sampler
+
+VOCAB = 3000
+"""Two dozen groups, the last one ragged."""
+
+
+def both(chosen: SamplingSettings, logits: np.ndarray, prompt: tuple[int, ...], start: int = 5):
+    """The ids of both samplers for rows of logits [n, V], one position after the other."""
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    host = Sampler(chosen, prompt, logits.shape[1])
+    device = DeviceSampling(chosen, Sampler(chosen, prompt, logits.shape[1]), sharding, sharding)
+    expected = [host.pick(row, start + i) for i, row in enumerate(logits)]
+    found = [int(device.draw(row[None], start + i)[0]) for i, row in enumerate(logits)]
+    return found, expected
+
+
+def random_logits(seed: int, rows: int = 8, size: int = VOCAB) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 4, (rows, size)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        SamplingSettings(),
+        SamplingSettings(top_k=20, top_p=0.95, temperature=0.7),
+        SamplingSettings(top_k=MOST_CHOSEN),
+        SamplingSettings(top_k=MOST_CHOSEN + 1, top_p=0.9),
+        SamplingSettings(top_p=0.5, min_p=0.02),
+        SamplingSettings(top_k=1, repetition_penalty=3.0),
+        SamplingSettings(temperature=0.0, presence_penalty=2.0, frequency_penalty=0.5),
+        SamplingSettings(top_k=5, repetition_penalty=1.3, frequency_penalty=1.0, temperature=2.0),
+        SamplingSettings(top_p=0.0),
+    ],
+)
+def test_draws_what_the_host_draws(chosen: SamplingSettings):
+    logits = np.concatenate([random_logits(0), np.repeat(random_logits(1, 1), 6, axis=0)])
+
+    found, expected = both(chosen, logits, tuple(range(0, 40, 3)))
+
+    assert found == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(-40, 40), min_size=400, max_size=400),
+    st.sampled_from([0, 2, 5, 64, 100]),
+    st.sampled_from([0.0, 0.103, 0.513, 1.0]),
+    st.sampled_from([0.0, 0.05]),
+    st.integers(0, 2**64 - 1),
+)
+def test_of_equal_logits_the_lowest_ids_stay(quarters, top_k, top_p, min_p, seed):
+    logits = (np.array(quarters, np.float32) / 4)[None]
+    chosen = SamplingSettings(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+
+    found, expected = both(chosen, logits, ())
+
+    assert found == expected
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_logit_that_is_not_finite_is_told(bad: float):
+    logits = random_logits(2, 1)
+    logits[0, 77] = bad
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    chosen = SamplingSettings(top_k=4)
+    device = DeviceSampling(chosen, Sampler(chosen, (), VOCAB), sharding, sharding)
+
+    assert int(device.draw(logits, 0)[0]) == -1
+
+
+def test_other_settings_compile_nothing():
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    logits = random_logits(3, 1)
+
+    def draw(**chosen):
+        made = SamplingSettings(**chosen)
+        DeviceSampling(made, Sampler(made, (), VOCAB), sharding, sharding).draw(logits, 0)
+
+    draw(top_k=3)
+    program = device_sampling._program(True, sharding, sharding)
+    before = program._cache_size()
+    draw(top_k=7, temperature=0.3, top_p=0.5, seed=9, repetition_penalty=1.2)
+
+    assert program._cache_size() == before
