@@ -121,7 +121,7 @@ int64_t FfnWorkspace(int64_t slot, int64_t layer, int64_t shared_gate, int64_t n
     throw std::invalid_argument("device_store: no experts in layer " + std::to_string(layer));
   }
   const int64_t hidden = std::max(shape->gate.rows, MatrixOf(*store, shared_gate, layer).rows);
-  return ExpertFfnWorkspace(num_rows, num_active, hidden);
+  return ExpertFfnWorkspace(num_rows, num_active, store->num_experts(), shape->gate.cols, hidden);
 }
 
 // Python's hold on a DeviceStore and its slot.

@@ -6,6 +6,13 @@
 
 #include "cuda/launch.h"
 
+namespace strata {
+
+// Calls with more rows are a prompt's tiles: matrix units serve them.
+inline constexpr int64_t kMostWindowRows = 64;
+
+}  // namespace strata
+
 namespace strata::tiles {
 
 inline constexpr int kRowsPadding = 128;    // rows of memory behind the last, read and not used

@@ -9,9 +9,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from strata_jax.ops.case_inputs import Call
+from strata_jax.ops.case_inputs import Call, make_call
 from strata_jax.ops.case_matrices import make_matrix, random_rows
-from strata_jax.ops.cases import CASES, Q8_0
+from strata_jax.ops.cases import CASES, EMBEDDED, Q8_0, Case
 from strata_jax.ops.native import Backend
 from strata_jax.ops.roles import Role
 from strata_jax.ops.unpack_layouts_ref import LAYOUTS
@@ -127,3 +127,83 @@ def test_gives_a_row_the_same_bits_wherever_it_stands(type_id: int, backend: Bac
 
     assert_same_bits((shuffled,), (straight[order],))
     assert_same_bits((two[:2],), (straight[few[:2]],))
+
+
+EXPERTS = (Role.FFN_GATE_EXPS, Role.FFN_UP_EXPS, Role.FFN_DOWN_EXPS)
+
+
+def experts(types: tuple[int, int, int], rows: int, live: int, **sizes: int) -> Call:
+    """A layer's experts at the embedded model's sizes, or others."""
+    case = Case(
+        name="tiles",
+        origin="this test",
+        config=dataclasses.replace(EMBEDDED, **sizes),
+        types=dict(zip(EXPERTS, types)),
+        default_type=Q8_0,
+        rows=rows,
+        roles=EXPERTS,
+    )
+    call = make_call("expert_ffn", case, seed=sum(types) + rows)
+    dead = {
+        f"_{place}": np.concatenate([x[:live], poison(x, rows - live)])
+        for place, x in enumerate(call.operands[:4])
+    }
+    return changed(call, **dead, live=np.int32(live))
+
+
+@pytest.mark.parametrize("type_id", QUANTISED)
+def test_computes_experts_of_every_type_as_the_cpu_does(type_id: int, backend: Backend):
+    call = experts((type_id, type_id, type_id), rows=66, live=65)
+
+    assert_same_bits(on_device(call, backend), on_cpu(call))
+
+
+@pytest.mark.parametrize("types", [(21, 8, 20), (12, 14, 10), (F32, F32, F32), (8, 8, BF16)])
+def test_computes_experts_of_mixed_types_as_the_cpu_does(
+    types: tuple[int, int, int], backend: Backend
+):
+    call = experts(types, rows=65, live=65)
+
+    assert_same_bits(on_device(call, backend), on_cpu(call))
+
+
+@pytest.mark.parametrize(
+    ("types", "expert_width", "shared_width", "hidden"),
+    [((8, 8, 20), 96, 160, 256), ((21, 21, 20), 640, 640, 768), ((8, 8, 8), 32, 352, 160)],
+)
+def test_computes_experts_of_odd_widths_as_the_cpu_does(
+    types: tuple[int, int, int],
+    expert_width: int,
+    shared_width: int,
+    hidden: int,
+    backend: Backend,
+):
+    sizes = {"expert_width": expert_width, "shared_width": shared_width, "hidden": hidden}
+    call = experts(types, rows=70, live=70, **sizes)
+
+    assert_same_bits(on_device(call, backend), on_cpu(call))
+
+
+@pytest.mark.parametrize("live", [0, 1, 63, 200])
+def test_leaves_dead_rows_of_experts_alone(live: int, backend: Backend):
+    call = experts((21, 21, 20), rows=200, live=live)
+
+    assert_same_bits(on_device(call, backend), on_cpu(call))
+
+
+def test_gives_an_expert_that_all_rows_chose_all_of_them(backend: Backend):
+    call = experts((8, 8, 8), rows=150, live=150)
+    ids = np.tile(np.array([3, 9, 0, 15], np.int32), (150, 1))
+
+    call = changed(call, _1=ids)
+    assert_same_bits(on_device(call, backend), on_cpu(call))
+
+
+def test_counts_every_routed_entry_of_a_tile_once(backend: Backend):
+    call = experts((8, 8, 8), rows=90, live=77)
+    with device_store(backend, call.matrices) as store:
+        run_device(call, backend, store)
+        usage = store.usage()
+
+    ids = call.operands[1][:77]
+    assert usage == np.bincount(ids.ravel(), minlength=EMBEDDED.num_experts).tolist()

@@ -13,6 +13,8 @@
 #include "cuda/ops/expert_ffn_doors.cuh"
 #include "cuda/ops/expert_ffn_inline.cuh"
 #include "cuda/ops/expert_ffn_parts.cuh"
+#include "cuda/ops/expert_ffn_tiles.h"
+#include "cuda/tile_rows.h"
 
 namespace strata {
 namespace {
@@ -350,10 +352,14 @@ std::string LaunchDown(const ExpertFfnArgs& a, FfnParams p, cudaStream_t stream)
 
 }  // namespace
 
-int64_t ExpertFfnWorkspace(int64_t num_rows, int64_t num_active, int64_t hidden) {
+int64_t ExpertFfnWorkspace(int64_t num_rows, int64_t num_active, int64_t num_experts, int64_t width,
+                           int64_t hidden) {
   const int64_t entries = num_rows * (num_active + 1);
-  return entries * hidden * 4 + Padded(entries * (hidden / 32)) * 4 + entries * hidden +
-         entries * (hidden / 16) * 2;
+  const int64_t window = entries * hidden * 4 + Padded(entries * (hidden / 32)) * 4 +
+                         entries * hidden + entries * (hidden / 16) * 2;
+  if (num_rows <= kMostWindowRows) return window;
+  return std::max(window,
+                  ExpertFfnTilesWorkspace(num_rows, num_active, num_experts, width, hidden));
 }
 
 std::string ExpertGateUp(const ExpertFfnArgs& a, cudaStream_t stream) {

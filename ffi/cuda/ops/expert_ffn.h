@@ -19,6 +19,7 @@ struct ExpertFfnArgs {
   unsigned char* workspace;  // [ExpertFfnWorkspace bytes], 16-byte aligned
   int64_t num_rows;
   int64_t num_active;
+  int64_t num_experts;
   int64_t width;
   const ExpertShape* routed;
   const uint64_t* experts;  // device, [E]: words (expert_word.h)
@@ -35,7 +36,8 @@ struct ExpertFfnArgs {
                 // its place in [T * A, D], without its weight
 };
 
-int64_t ExpertFfnWorkspace(int64_t num_rows, int64_t num_active, int64_t hidden);
+int64_t ExpertFfnWorkspace(int64_t num_rows, int64_t num_active, int64_t num_experts, int64_t width,
+                           int64_t hidden);
 
 // The two halves: what others compute may be awaited in between.
 std::string ExpertGateUp(const ExpertFfnArgs& args, cudaStream_t stream);

@@ -3,6 +3,8 @@
 #include "common/check.h"
 #include "cuda/handlers.h"
 #include "cuda/ops/expert_ffn.h"
+#include "cuda/ops/expert_ffn_tiles.h"
+#include "cuda/tile_rows.h"
 
 namespace strata {
 namespace {
@@ -43,6 +45,7 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> x, ffi::BufferR
   args.num_rows = x.dimensions()[0];
   args.width = x.dimensions()[1];
   args.num_active = ids.dimensions()[1];
+  args.num_experts = held->num_experts();
   args.routed = held->GetExpertShape(layer);
   args.shared_gate = held->Get(roles[3], layer);
   args.shared_up = held->Get(roles[4], layer);
@@ -56,7 +59,8 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> x, ffi::BufferR
                        HasShape(shared_weights, {args.num_rows}),
                    "shapes of x, ids, weights and shared_weights do not belong together");
   const int64_t hidden = std::max(args.routed->gate.rows, args.shared_gate->rows);
-  const int64_t bytes = ExpertFfnWorkspace(args.num_rows, args.num_active, hidden);
+  const int64_t bytes =
+      ExpertFfnWorkspace(args.num_rows, args.num_active, args.num_experts, args.width, hidden);
   STRATA_CHECK_ARG("expert_ffn", static_cast<int64_t>(workspace->size_bytes()) >= bytes,
                    "workspace of " + std::to_string(workspace->size_bytes()) + " bytes, expected " +
                        std::to_string(bytes));
@@ -78,8 +82,13 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> x, ffi::BufferR
     PassDoors(*doors, &args);
   }
   const cudaStream_t on = StreamOf(stream);
-  std::string error = ExpertGateUp(args, on);
-  if (error.empty()) error = ExpertDown(args, on);
+  std::string error;
+  if (args.num_rows > kMostWindowRows && HasExpertTiles(args)) {
+    error = ExpertFfnTiles(args, on);
+  } else {
+    error = ExpertGateUp(args, on);
+    if (error.empty()) error = ExpertDown(args, on);
+  }
   return error.empty() ? ffi::Error::Success() : ffi::Error::Internal("expert_ffn: " + error);
 }
 

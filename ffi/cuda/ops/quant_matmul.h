@@ -22,9 +22,6 @@ struct QuantMatmulArgs {
 
 inline constexpr int kMostMatrices = 6;
 
-// Calls with more rows are a prompt's tiles: matrix units serve them (quant_matmul_tiles.h).
-inline constexpr int64_t kMostWindowRows = 64;
-
 // Floats of workspace, at least one: XLA gives no empty results.
 int64_t QuantMatmulWorkspace(int64_t num_rows, const std::vector<const DeviceMatrix*>& matrices);
 

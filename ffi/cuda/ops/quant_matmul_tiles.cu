@@ -104,15 +104,15 @@ Decoded PlaceDecoded(Form form, int64_t columns, int64_t values, unsigned char**
   return to;
 }
 
-template <Form kForm>
+template <Form kForm, int kThreads>
 std::string LaunchProducts(const Params& p, int64_t columns, cudaStream_t stream) {
   Shape shape;
   shape.grid = dim3(static_cast<unsigned>(CeilDiv(p.num_rows, matmul_tiles::kRows)),
                     static_cast<unsigned>(columns / kColumns));
-  shape.block = dim3(matmul_tiles::kThreads);
+  shape.block = dim3(kThreads);
   shape.shared_bytes = 2 * tiles::Stage<kForm, matmul_tiles::kRows, kColumns>::kBytes;
   shape.stream = stream;
-  return Launch(matmul_tiles::ProductKernel<kForm>, shape, p);
+  return Launch(matmul_tiles::ProductKernel<kForm, kThreads>, shape, p);
 }
 
 std::string RunPass(const Pass& pass, Params p, unsigned char* workspace, cudaStream_t stream) {
@@ -130,13 +130,13 @@ std::string RunPass(const Pass& pass, Params p, unsigned char* workspace, cudaSt
   }
   switch (pass.form) {
     case Form::kPlain:
-      return LaunchProducts<Form::kPlain>(p, pass.columns, stream);
+      return LaunchProducts<Form::kPlain, 512>(p, pass.columns, stream);
     case Form::kMin:
-      return LaunchProducts<Form::kMin>(p, pass.columns, stream);
+      return LaunchProducts<Form::kMin, 512>(p, pass.columns, stream);
     case Form::kSplit:
-      return LaunchProducts<Form::kSplit>(p, pass.columns, stream);
+      return LaunchProducts<Form::kSplit, 512>(p, pass.columns, stream);
     default:
-      return LaunchProducts<Form::kSplitMin>(p, pass.columns, stream);
+      return LaunchProducts<Form::kSplitMin, 512>(p, pass.columns, stream);
   }
 }
 

@@ -17,7 +17,6 @@ using tiles::QuantizedRows;
 
 inline constexpr int kRows = 128;  // of a block's tile
 inline constexpr int kColumns = 128;
-inline constexpr int kThreads = 512;
 inline constexpr int kDecodeThreads = 256;
 
 // Some panels of a matrix, decoded; `columns` is a multiple of kColumns, `values` of a stage.
@@ -79,9 +78,9 @@ struct Params {
   QuantizedRows x;
 };
 
-// A thread's share in the copies of a stage: chunks of codes of two rows and two columns, and some
+// A thread's share in the copies of a stage: chunks of codes of some rows and columns, and some
 // of what lies besides; where each begins, and how far it is from stage to stage.
-template <typename Stage>
+template <typename Stage, int kThreads>
 struct StageCopies {
   static constexpr bool kMin = tiles::HasMinimum(Stage::kOf), kSplit = tiles::IsSplit(Stage::kOf);
   static constexpr int kLine = kColumns / 4;  // chunks of a run of columns
@@ -94,7 +93,7 @@ struct StageCopies {
 
   const int8_t* rows;
   const int8_t* columns;
-  int64_t row_step, column_step;  // between the thread's two
+  int64_t row_step, column_step;  // from one of the thread's to the next
   const void* others[kOthers];
   int32_t steps[kOthers];
 
@@ -137,10 +136,11 @@ struct StageCopies {
   __device__ __forceinline__ void Next(uint8_t* stage) {
     const int thread = static_cast<int>(threadIdx.x);
     uint8_t* to = stage + SwizzledAt(thread / 8, thread % 8);
-    CopyAsync(to + Stage::kRowCodes, rows, true);
-    CopyAsync(to + Stage::kRowCodes + kThreads / 8 * 128, rows + row_step, true);
-    CopyAsync(to + Stage::kCodes, columns, true);
-    CopyAsync(to + Stage::kCodes + kThreads / 8 * 128, columns + column_step, true);
+#pragma unroll
+    for (int i = 0; i < kRows * 8 / kThreads; ++i) {
+      CopyAsync(to + Stage::kRowCodes + i * (kThreads / 8 * 128), rows + i * row_step, true);
+      CopyAsync(to + Stage::kCodes + i * (kThreads / 8 * 128), columns + i * column_step, true);
+    }
     rows += tiles::kStageValues;
     columns += tiles::kStageValues;
 #pragma unroll
@@ -161,12 +161,12 @@ __device__ __forceinline__ void ZeroTile(float* y, int64_t num_columns, int firs
   }
 }
 
-inline constexpr int kWarpRows = 2;     // groups of 16 rows of a warp
-inline constexpr int kWarpColumns = 4;  // groups of 8 columns
+inline constexpr int kWarpColumns = 4;  // groups of 8 columns of a warp
 
-template <Form kForm>
+template <Form kForm, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1) ProductKernel(const __grid_constant__ Params p) {
   using Stage = tiles::Stage<kForm, kRows, kColumns>;
+  constexpr int kWarpRows = kRows * 8 / kThreads;  // groups of 16 rows of a warp
   STRATA_SHARED(uint8_t, shared);
   int i = 0;
   while (i + 1 < p.num_pieces && static_cast<int>(blockIdx.y) >= p.pieces[i + 1].first_tile) ++i;
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kThreads, 1) ProductKernel(const __grid_consta
   const int warp = threadIdx.x / 32;
   const tiles::WarpPart part(warp / 4 * 16 * kWarpRows, warp % 4 * 8 * kWarpColumns, 8);
   const tiles::Start start(shared);
-  StageCopies<Stage> copies(p.x, first_row, piece.weights, first_column);
+  StageCopies<Stage, kThreads> copies(p.x, first_row, piece.weights, first_column);
   float acc[kWarpRows][kWarpColumns][4] = {}, total[kWarpRows][kWarpColumns][4] = {};
   copies.Next(shared);
   const int stages = static_cast<int>(p.x.values) / tiles::kStageValues;

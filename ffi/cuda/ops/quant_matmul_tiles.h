@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/ops/quant_matmul.h"
+#include "cuda/tile_rows.h"
 
 namespace strata {
 

@@ -1,0 +1,36 @@
+#include "cuda/ops/expert_tile_launch.h"
+
+namespace strata::expert_tiles {
+namespace {
+
+template <typename Weights>
+std::string Run(const TileParams& p, int64_t tiles, cudaStream_t stream) {
+  return LaunchTiles<Weights>(GateUpTiles<Weights>, p, p.out.values / kHidden, tiles, stream);
+}
+
+}  // namespace
+
+std::string LaunchGateUp(const TileParams& p, int64_t tiles, cudaStream_t stream) {
+  if (p.first.type != p.second.type) return Run<AnyType>(p, tiles, stream);
+  switch (p.first.type) {
+#define STRATA_CASE(name) \
+  case GgmlType::k##name: \
+    return Run<Inlined<Decode##name>>(p, tiles, stream);
+    STRATA_CASE(Q8_0)
+    STRATA_CASE(Q2_0)
+    STRATA_CASE(Q4_K)
+    STRATA_CASE(Q5_K)
+    STRATA_CASE(Q6_K)
+    STRATA_CASE(IQ4_XS)
+    STRATA_CASE(IQ3_S)
+    STRATA_CASE(IQ3_XXS)
+    STRATA_CASE(IQ2_S)
+    STRATA_CASE(IQ2_XS)
+    STRATA_CASE(IQ2_XXS)
+#undef STRATA_CASE
+    default:
+      return Run<AnyType>(p, tiles, stream);
+  }
+}
+
+}  // namespace strata::expert_tiles

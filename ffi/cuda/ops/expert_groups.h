@@ -1,0 +1,40 @@
+// Entries of a tile sorted by expert, on the device: lists in a fixed order, no atomics.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cuda/launch.h"
+
+namespace strata::expert_tiles {
+
+inline constexpr int kTileRows = 64;  // entries of an expert that a block takes at once
+
+// Entries [first, first + count) of the order, all of one expert.
+struct ExpertTile {
+  int32_t expert;
+  int32_t first;
+  int32_t count;
+};
+
+// In the workspace. An entry is row * A + place in the row.
+struct Groups {
+  int32_t* order;   // [T * A]: entries, by expert, then ascending
+  int32_t* starts;  // [E]: where an expert's begin
+  int32_t* counts;  // [E]
+  ExpertTile* tiles;
+  int32_t* num_tiles;  // [1]
+};
+
+// Tiles there can be: each expert's last one may be nearly empty.
+inline int64_t MostTiles(int64_t entries, int64_t num_experts) {
+  return entries / kTileRows + (num_experts < entries ? num_experts : entries);
+}
+
+// Sorts the entries of rows [0, *live) of ids [num_rows, num_active] and cuts them into tiles; adds
+// the number of each expert's to `usage`.
+std::string GroupEntries(const int32_t* ids, const int32_t* live, int64_t num_rows,
+                         int64_t num_active, int64_t num_experts, const Groups& to, uint32_t* usage,
+                         cudaStream_t stream);
+
+}  // namespace strata::expert_tiles
