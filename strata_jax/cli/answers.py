@@ -114,8 +114,9 @@ def begin(engine: Engine, request: Request, output: Output) -> tuple[Generation,
         UsageError: if the engine refuses the request.
     """
     with output.progress(at_once=False) as report:
-        report(f"reading {len(request.ids)} prompt tokens")
-        generation = engine.start(request)
+        phase = f"reading {len(request.ids)} prompt tokens"
+        report(phase)
+        generation = engine.start(request, lambda read: report(f"{phase}: {read}"))
         ids = iter(generation)
         first = next(ids, None)
     return generation, (ids if first is None else itertools.chain([first], ids))

@@ -80,8 +80,16 @@ class Engine(Protocol):
         """Where experts were placed, and what every memory has to hold."""
         ...
 
-    def start(self, request: "Request") -> Generation:
-        """Begins an answer. UsageError if the request cannot be answered."""
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a prompt tile."""
+        ...
+
+    def start(self, request: "Request", report: Callable[[int], None] | None = None) -> Generation:
+        """Begins an answer; `report` hears how many prompt ids have been read.
+
+        UsageError if the request cannot be answered.
+        """
         ...
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from absl import flags
 from strata_jax.cli.unsupported import INSTEAD
 from strata_jax.errors import UsageError
 
+AUTO = "auto"
 _HELP_NAMES = frozenset({"help", "h", "?", "helpfull", "helpshort"})
 _HELP_WIDTH = 98
 _ABSL_REPEAT = ";\n    repeat"
@@ -62,6 +63,19 @@ class Number(flags.ArgumentParser):
     def flag_type(self) -> str:
         """See the base class."""
         return "number"
+
+
+class NumberOrAuto(Number):
+    """A finite number in bounds, or the word auto."""
+
+    def __init__(self, kind: type, lower: float | None = None, upper: float | None = None) -> None:
+        """See the base class."""
+        super().__init__(kind, lower, upper)
+        self.syntactic_help += f" or {AUTO}"
+
+    def parse(self, argument: Any) -> Any:
+        """See the base class."""
+        return AUTO if argument == AUTO else super().parse(argument)
 
 
 def define_number(
@@ -123,6 +137,14 @@ def define_engine(values: flags.FlagValues) -> None:
         int,
         "rows of a decoding window; the engine's choice if not given",
         lower=1,
+    )
+    flags.DEFINE(
+        NumberOrAuto(int, 1),
+        "prefill",
+        AUTO,
+        "tiles of a prompt's chunk, after each of which progress is told; auto: 8192 rows",
+        values,
+        flags.ArgumentSerializer(),
     )
     define_number(
         values,

@@ -89,7 +89,11 @@ def run(values: flags.FlagValues, context: Context) -> int:
         keep_logits = logits_out is not None
         with session.running_engine(pack, values, context, platform, keep_logits) as engine:
             generation = answers.write(engine, task, output, show=not values.json)
-            running = {"plan": engine.plan.to_json(), "memory": process.process_memory()}
+            running = {
+                "tile_rows": engine.tile_rows,
+                "plan": engine.plan.to_json(),
+                "memory": process.process_memory(),
+            }
         if logits_out is not None:
             _write_logits(logits_out, generation)
         output.note(answers.describe(task, generation))

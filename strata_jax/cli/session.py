@@ -15,6 +15,7 @@ from strata_jax.cli import sampling
 from strata_jax.cli.context import Context, Engine
 from strata_jax.cli.devices import choose_platform, nvidia_devices
 from strata_jax.cli.files import model_path
+from strata_jax.cli.flags import AUTO
 from strata_jax.cli.native import load_native
 from strata_jax.cli.output import Output
 from strata_jax.cli.tier_flags import tier_settings
@@ -75,6 +76,7 @@ def running_engine(
         cache_dir=cache_dir,
         index_budget=values.indexer_budget,
         spec=values.spec,
+        prefill=None if values.prefill == AUTO else values.prefill,
         tiers=tiers,
         platform=platform,
         routing_out=_routing_path(values.routing_out),

@@ -5,11 +5,10 @@ from typing import Any
 
 from absl import flags
 
-from strata_jax.cli.flags import Number, define_choice, define_number
+from strata_jax.cli.flags import AUTO, NumberOrAuto, define_choice, define_number
 from strata_jax.config import TierSettings
 from strata_jax.errors import UsageError
 
-_AUTO = "auto"
 _PATHS = ("expert_profile", "expert_profile_save")
 _NUMBERS = (
     (
@@ -32,19 +31,6 @@ _NUMBERS = (
     ("peer_memory_mib", 1, "bounds the peer's memory"),
 )
 """Whole numbers: name, least, help. Their defaults are those of the settings."""
-
-
-class NumberOrAuto(Number):
-    """A finite number in bounds, or the word auto."""
-
-    def __init__(self, kind: type, lower: float | None = None, upper: float | None = None) -> None:
-        """See the base class."""
-        super().__init__(kind, lower, upper)
-        self.syntactic_help += f" or {_AUTO}"
-
-    def parse(self, argument: Any) -> Any:
-        """See the base class."""
-        return _AUTO if argument == _AUTO else super().parse(argument)
 
 
 def define_tiers(values: flags.FlagValues) -> None:
@@ -96,7 +82,7 @@ def tier_settings(values: flags.FlagValues) -> TierSettings:
     """
     chosen: dict[str, Any] = {name: values[name].value for name in _names()}
     for name in _names():
-        if chosen[name] == _AUTO:
+        if chosen[name] == AUTO:
             chosen[name] = None
     for name in _PATHS:
         if chosen[name] is not None:
@@ -114,7 +100,7 @@ def _define_host(values: flags.FlagValues) -> None:
     define_choice(
         values,
         "ple_io",
-        [_AUTO, "direct", "mmap", "ram"],
+        [AUTO, "direct", "mmap", "ram"],
         "how rows of the n-gram table are read: past the page cache, through it, or from RAM where "
         "the whole table is locked; auto is mmap for a table that free memory holds eight times",
     )
@@ -128,7 +114,7 @@ def _define_host(values: flags.FlagValues) -> None:
 def _define_auto(
     values: flags.FlagValues, name: str, parser: flags.ArgumentParser, text: str
 ) -> None:
-    flags.DEFINE(parser, name, _AUTO, text, values, flags.ArgumentSerializer())
+    flags.DEFINE(parser, name, AUTO, text, values, flags.ArgumentSerializer())
 
 
 def _default(name: str) -> Any:

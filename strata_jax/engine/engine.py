@@ -36,6 +36,8 @@ class Engine:
         self.pack = pack
         self.notes = notes
         """One line for each choice a user may want to know of."""
+        self.tile_rows = runner.tile_rows
+        """Rows of a prompt tile; bits depend on them (contract C), so results name them."""
         self._runner = runner
         self._options = options
         self._current: Generation | None = None
@@ -52,6 +54,7 @@ class Engine:
         context, notes = choose_context(pack, options)
         config, budget_notes = choose_index_budget(pack.config, options.index_budget)
         rows = options.checked_rows()
+        options.chunk_rows()  # refused before anything is loaded
         if options.threads is not None:
             _native.set_threads(options.threads)
         if options.cache_dir is not None:
@@ -74,8 +77,12 @@ class Engine:
         """Positions that prompt and answer may fill together."""
         return self._runner.options.max_context
 
-    def start(self, request: Request) -> "Generation":
+    def start(self, request: Request, report: Callable[[int], None] | None = None) -> "Generation":
         """Begins a request; iterate the result for the ids. Ends any earlier one.
+
+        Args:
+            request: what to read and to answer.
+            report: gets the number of prompt ids read, a chunk at a time.
 
         Raises:
             UsageError: if the prompt is empty, too long, or holds ids the model has not.
@@ -96,7 +103,7 @@ class Engine:
         if request.max_tokens < 0:
             raise UsageError(f"max_tokens: {request.max_tokens}, expected 0 or more")
         self._end_current()
-        self._current = Generation(self._runner, request, self._options)
+        self._current = Generation(self._runner, request, self._options, report)
         return self._current
 
     @property
@@ -122,12 +129,20 @@ class Engine:
 class Generation:
     """The ids of one answer, drawn as they are asked for."""
 
-    def __init__(self, runner: Runner, request: Request, options: EngineOptions):
+    def __init__(
+        self,
+        runner: Runner,
+        request: Request,
+        options: EngineOptions,
+        report: Callable[[int], None] | None,
+    ):
         self.finish_reason: str | None = None
         """"stop" (an id of `stop_ids`), "length" or "cancelled"; None while it runs."""
         self._runner = runner
         self._request = request
         self._kept: list[np.ndarray] | None = [] if options.all_logits else None
+        self._report = report
+        self._chunk_rows = options.chunk_rows()
         self._live_rows = options.spec or runner.options.window_rows
         self._windows: collections.Counter[int] = collections.Counter()
         self._before = runner.tiers.experts.counters()
@@ -245,6 +260,8 @@ class Generation:
             self._runner.read_ahead(ids[:end], ids[end : end + rows])
             logits = self._runner.read_tile(ids[begin:end], want_logits=keep or end == len(ids))
             self._keep(logits)
+            if self._report is not None and end % self._chunk_rows == 0:
+                self._report(end)
         rows = self._live_rows
         for begin in range(in_tiles, len(ids), rows):
             end = min(begin + rows, len(ids))

@@ -3,13 +3,14 @@
 import dataclasses
 from pathlib import Path
 
-from strata_jax.config import ModelConfig, Platform, TierSettings
+from strata_jax.config import TILE_ROWS, ModelConfig, Platform, TierSettings
 from strata_jax.errors import UsageError
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.plan import DEFAULT_CONTEXT
 
 DEFAULT_WINDOW_ROWS = 8
 MAX_WINDOW_ROWS = 64
+DEFAULT_CHUNK_ROWS = 8192
 _MAX_CONTEXT = 1 << 24
 _MAX_THREADS = 1024
 
@@ -32,6 +33,8 @@ class EngineOptions:
     """Where compiled programs are kept between runs; None = where jax's own settings say."""
     spec: int | None = None
     """Most live rows of a window that reads known text; None = all of its rows."""
+    prefill: int | None = None
+    """Tiles of a chunk of the prompt; None = 8192 rows' worth. Answers do not depend on it."""
     tiers: TierSettings = dataclasses.field(default_factory=TierSettings)
     """Where experts lie and how they move. Answers do not depend on it."""
     platform: Platform = "cpu"
@@ -53,6 +56,19 @@ class EngineOptions:
         if self.threads is not None and not 1 <= self.threads <= _MAX_THREADS:
             raise UsageError(f"threads: {self.threads}, expected 1 to {_MAX_THREADS}")
         return rows
+
+    def chunk_rows(self) -> int:
+        """Rows of a prompt between two reports on how far it has been read.
+
+        Raises:
+            UsageError: for less than one tile.
+        """
+        rows = TILE_ROWS[self.platform]
+        if self.prefill is None:
+            return max(rows, DEFAULT_CHUNK_ROWS // rows * rows)
+        if self.prefill < 1:
+            raise UsageError(f"prefill: {self.prefill} tiles, expected 1 or more")
+        return self.prefill * rows
 
 
 def choose_context(pack: Pack, options: EngineOptions) -> tuple[int, tuple[str, ...]]:

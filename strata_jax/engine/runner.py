@@ -91,6 +91,7 @@ class Runner:
         self._cells = num_cells(options.max_context, self.tile_rows)
         self._state: DecodeState | None = None
         self._best: jax.Array | None = None
+        self._queued: jax.Array | None = None
         self.position = 0
         """Tokens read so far."""
         self.load_s = time.perf_counter() - start
@@ -161,7 +162,7 @@ class Runner:
 
     def reset(self) -> None:
         """Forgets everything that was read."""
-        self._state = None  # first: two caches at once may not fit
+        self._state = self._queued = None  # first: two caches at once may not fit
         self._state = self._empty()
         self._best = jax.device_put(np.int32(0), self._sharding)  # the old one may be an error
         self.position = 0
@@ -169,11 +170,19 @@ class Runner:
     def read_tile(self, ids: np.ndarray, *, want_logits: bool) -> np.ndarray:
         """Reads up to `tile_rows` ids from a multiple of GRAIN on.
 
+        A device has a tile whose logits nobody wants in its queue while it works on the one before,
+        which is waited for here; what is wrong with the newest comes up in the next call.
+
         Returns:
             logits [1, V] of the last id ([n, V] of all with `all_logits`), valid until the next call;
             of no meaning unless `want_logits`.
         """
         assert self.position % GRAIN == 0, self.position
+        if self.options.backend.is_device and not want_logits:
+            before, self._queued = self._queued, self._start(self._tile, self.tile_rows, ids, 0)[0]
+            if before is not None:
+                self._wait(before)
+            return np.zeros((1, 1), np.float32)
         rows = len(ids) if self.options.all_logits else 1
         return self._run(self._tile, self.tile_rows, ids, rows if want_logits else 0)[:rows]
 
@@ -276,8 +285,17 @@ class Runner:
             return None
         return DeviceSampling(settings, sampler, self._sharding, self._result_sharding())
 
+    def _wait(self, best: jax.Array) -> None:
+        """For a step, by its best id; raises what the step raised."""
+        try:
+            best.block_until_ready()
+        except (ValueError, RuntimeError):
+            self._state = None
+            raise
+
     def _run(self, program, width: int, ids: np.ndarray, head_rows: int) -> np.ndarray:
         position = self.position
+        self._queued = None  # its error is this step's, too
         try:
             _, first, logits = self._start(program, width, ids, head_rows)
             # Waits, and raises what the step raised.

@@ -15,6 +15,7 @@ import numpy as np
 
 from strata_jax.cli.main import main
 from strata_jax.cli.plan import plan_here
+from strata_jax.config import TILE_ROWS
 from strata_jax.engine.options import EngineOptions
 from strata_jax.engine.request import Request, Timings
 from strata_jax.errors import UsageError
@@ -93,6 +94,7 @@ class FakeEngine:
         self.max_context = options.max_context or min(pack.config.context_length, DEFAULT_CONTEXT)
         self.notes = ("a note of the engine",)
         self.plan = plan_here(pack, make_plan(pack, None), options.tiers, StepSizes(), "cpu")
+        self.tile_rows = TILE_ROWS["cpu"]
         self.delay_s = delay_s
         self.requests: list[Request] = []
         self.closed = False
@@ -103,7 +105,9 @@ class FakeEngine:
         """Text of some ids, special tokens shown."""
         return Tokenizer.from_metadata(self._metadata).decode(ids)
 
-    def start(self, request: Request) -> FakeGeneration:
+    def start(
+        self, request: Request, report: Callable[[int], None] | None = None
+    ) -> FakeGeneration:
         if len(request.ids) > self.max_context:
             raise UsageError(f"engine: {len(request.ids)} tokens, at most {self.max_context}")
         self.requests.append(request)

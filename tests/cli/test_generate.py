@@ -75,6 +75,7 @@ def test_prints_one_object():
         "versions",
         "kernels",
         "flags",
+        "tile_rows",
         "plan",
         "memory",
     ]

@@ -84,6 +84,19 @@ def test_window_rows_and_threads_do_not_change_an_answer(engine, tiny_pack, requ
     assert answer == list(engine.start(request))
 
 
+@pytest.mark.parametrize("tiles", [1, 2, None])
+def test_chunks_tell_how_far_a_prompt_has_been_read(engine, tiny_pack, request_of, ids, tiles):
+    other = opened(tiny_pack, prefill=tiles)
+    request = request_of(np.resize(ids, 600 - 88), max_tokens=1)
+    told = []
+
+    answer = list(other.start(request, told.append))
+
+    other.close()
+    assert told == {1: [256, 512], 2: [512], None: []}[tiles]
+    assert answer == list(engine.start(request))
+
+
 def test_a_full_context_ends_an_answer(tiny_pack, request_of, ids):
     engine = opened(tiny_pack, max_context=20)
 
@@ -195,6 +208,7 @@ def test_a_request_out_of_range_is_a_usage_error(engine, request_of, changes, me
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"prefill": 0}, "prefill: 0 tiles, expected 1 or more"),
         ({"window_rows": 0}, "window_rows: 0, expected 1 to 64"),
         ({"window_rows": 65}, "window_rows: 65, expected 1 to 64"),
         ({"threads": 0}, "threads: 0, expected 1 to 1024"),
