@@ -21,6 +21,8 @@ TILE_ROWS: Mapping[Platform, int] = {"cpu": 256, "cuda": 2048}
 """Where the model runs."""
 
 NgramIo = Literal["direct", "mmap", "ram"]
+KvType = Literal["fp16", "int8", "f32"]
+"""How keys and values are cached (`ops/cells.py`); the first is the default."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -221,8 +221,19 @@ def assert_close(op: str, got: Sequence[np.ndarray], expected: Sequence[np.ndarr
     for place, (g, e) in enumerate(zip(got, expected)):
         assert g.shape == e.shape
         assert g.dtype == e.dtype
+        if e.dtype in (np.float16, np.int8):  # rounded: a last bit before may be a step here
+            assert_a_step_apart(g, e)
+            continue
         atol = TOLERANCES.get(op, 0.0) * np.abs(e).max(initial=0.0)
         np.testing.assert_allclose(g, e, rtol=0, atol=atol, err_msg=f"{op}: result {place}")
+
+
+def assert_a_step_apart(got: np.ndarray, expected: np.ndarray) -> None:
+    """Cells of a cache that agree but for the rounding of values that nearly do."""
+    g, e = got.astype(np.float32), expected.astype(np.float32)
+    rtol, atol = (0, 1) if expected.dtype == np.int8 else (2**-10, 2**-24)
+    np.testing.assert_allclose(g, e, rtol=rtol, atol=atol)
+    assert (g != e).mean() < 0.01
 
 
 def small_cases(op: str) -> list[Case]:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from strata_jax.config import KvType
 from strata_jax.ops.case_inputs import Call, make_call
 from strata_jax.ops.cases import CASES, IN_PLACE_ROWS, POSITIONED, ROW_OPERANDS, STATES
 from strata_jax.ops.sets import native_ops
@@ -41,17 +42,17 @@ POSITION = 1003
 
 
 @functools.lru_cache
-def base_call(op: str) -> Call:
+def base_call(op: str, kv: KvType = "f32") -> Call:
     """64 rows at the embedded model's sizes."""
     case = dataclasses.replace(
-        CASES[op][0], rows=ROWS, position=POSITION if op in POSITIONED else 0
+        CASES[op][0], rows=ROWS, position=POSITION if op in POSITIONED else 0, kv=kv
     )
     return make_call(op, case, seed=7)
 
 
 @functools.lru_cache
-def base_results(op: str) -> tuple[np.ndarray, ...]:
-    return native(base_call(op))
+def base_results(op: str, kv: KvType = "f32") -> tuple[np.ndarray, ...]:
+    return native(base_call(op, kv))
 
 
 def poison(operand: np.ndarray, count: int) -> np.ndarray:
@@ -119,16 +120,17 @@ class Rules:
     """What every op keeps."""
 
     op: str
+    kv: KvType = "f32"
     later_rows_only = False
     """Whether a row depends on those before it."""
 
     @property
     def call(self) -> Call:
-        return base_call(self.op)
+        return base_call(self.op, self.kv)
 
     @property
     def results(self) -> tuple[np.ndarray, ...]:
-        return base_results(self.op)
+        return base_results(self.op, self.kv)
 
     @pytest.mark.parametrize("width", WIDTHS)
     def test_gives_a_row_the_same_bits_at_any_width(self, width):
@@ -232,10 +234,11 @@ class InPlaceRules:
     """Ops that update operands in place."""
 
     op: str
+    kv: KvType = "f32"
 
     @pytest.mark.parametrize("sharded", [False, True])
     def test_keeps_the_addresses_of_donated_state(self, sharded):
-        call = base_call(self.op)
+        call = base_call(self.op, self.kv)
         in_place = STATES.get(self.op, {}) | IN_PLACE_ROWS.get(self.op, {})
         options: dict[str, Any] = {}
         where = None
@@ -256,10 +259,10 @@ class InPlaceRules:
         for place, result in in_place.items():
             assert operands[place].is_deleted()
             assert results[result].unsafe_buffer_pointer() == addresses[place]
-        assert_same_bits([np.array(r) for r in results], base_results(self.op))
+        assert_same_bits([np.array(r) for r in results], base_results(self.op, self.kv))
 
     def test_leaves_state_alone_that_was_not_donated(self):
-        call = base_call(self.op)
+        call = base_call(self.op, self.kv)
         before = [np.array(x) for x in call.operands]
 
         native(call)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from strata_jax.config import ModelConfig
+from strata_jax.config import KvType, ModelConfig
 from strata_jax.engine.loader import load_params, primary_sharding
 from strata_jax.engine.runner import tile_program, window_program
 from strata_jax.model.state import DecodeState, empty_state, num_cells
@@ -35,10 +35,13 @@ class Stepper:
         plain: bool = False,
         config: ModelConfig | None = None,
         context: int = 512,
+        kv: KvType | None = None,
         wrap: Callable[[OpSet], OpSet] = lambda ops: ops,
     ):
         self.config = config or pack.config
         self.cells = num_cells(context, 256)
+        # As the engine's; the plain set is compared with exact logits.
+        self.kv: KvType = kv or ("f32" if plain else "fp16")
         self.selected: list[np.ndarray] = []
         """Blocks [rows, NB] that each attention layer chose in the last step."""
         self._sharding = primary_sharding("cpu")
@@ -63,7 +66,7 @@ class Stepper:
 
     def empty(self) -> DecodeState:
         """The state before the first id."""
-        return self.place(empty_state(self.config, self.cells))
+        return self.place(empty_state(self.config, self.cells, self.kv))
 
     def place(self, state: DecodeState) -> DecodeState:
         """A state made by hand, where the programs expect it (elsewhere would compile them anew)."""
@@ -130,13 +133,17 @@ def _recorded(ops: OpSet) -> tuple[OpSet, list[jax.Array]]:
 def with_nan_cells(state: DecodeState, cells: np.ndarray, blocks: np.ndarray) -> DecodeState:
     """The state with NaN in these cells and pooled blocks of every attention layer."""
 
+    def poisoned(leaf):
+        return leaf.at[cells].set(-128 if leaf.dtype == jnp.int8 else jnp.nan)
+
     def attention(layer):
         groups, width, lanes = layer.index_keys.shape
         pooled = jnp.swapaxes(layer.index_keys, 1, 2).reshape(-1, width).at[blocks].set(jnp.nan)
         return type(layer)(
-            keys=layer.keys.at[cells].set(jnp.nan),
-            values=layer.values.at[cells].set(jnp.nan),
-            index_raw=layer.index_raw.at[cells].set(jnp.nan),
+            keys=poisoned(layer.keys),
+            values=poisoned(layer.values),
+            scales=poisoned(layer.scales) if layer.keys.dtype == jnp.int8 else layer.scales,
+            index_raw=poisoned(layer.index_raw),
             index_keys=jnp.swapaxes(pooled.reshape(groups, lanes, width), 1, 2),
         )
 

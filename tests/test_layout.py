@@ -25,11 +25,12 @@ NOT_OPS = {
     "cases",
     "case_inputs",
     "case_matrices",
+    "cells",
 }
 """Modules of strata_jax/ops that define no op; modules named *_ref specify bits for several."""
 DEVICE_ONLY = {"gdn_chunk"}
 """Ops for which the CPU runs another one."""
-XLA_HEADERS = {"common/check.h", "ops/handlers.h", "cuda/handlers.h"}
+XLA_HEADERS = {"common/check.h", "common/cells_ffi.h", "ops/handlers.h", "cuda/handlers.h"}
 TOPICS = {"goldens", "kernels", "device", "device_tiles"}
 """Names of test files that are about more than one module."""
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "common/cell_rounding.h"
 #include "common/simd.h"
 #include "common/thread_pool.h"
 
@@ -40,7 +41,8 @@ void NormRotate(const float* from, const float* weight, const Rotation& rotation
   }
 }
 
-void AppendRow(const QsaAppendArgs& a, int64_t t, int64_t proj_width, Rotation& rotation) {
+void AppendRow(const QsaAppendArgs& a, int64_t t, int64_t proj_width, Rotation& rotation,
+               std::vector<float>& key) {
   const int64_t position = a.pos + t;
   SetPosition(a, position, rotation);
   const float* from = a.proj + t * proj_width;
@@ -49,13 +51,14 @@ void AppendRow(const QsaAppendArgs& a, int64_t t, int64_t proj_width, Rotation& 
                a.q + (t * a.num_heads + h) * a.head_dim);
   }
   const int64_t kv_width = a.num_kv_heads * a.head_dim;
+  key.resize(a.head_dim);
   for (int64_t h = 0; h < a.num_kv_heads; ++h) {
-    NormRotate(from + h * a.head_dim, a.k_norm, rotation, a.head_dim, a.eps,
-               a.keys + position * kv_width + h * a.head_dim);
+    const int64_t head = position * a.num_kv_heads + h;
+    NormRotate(from + h * a.head_dim, a.k_norm, rotation, a.head_dim, a.eps, key.data());
+    StoreKey(a.cells, head, a.head_dim, key.data());
+    StoreValue(a.cells, head, a.head_dim, from + kv_width + h * a.head_dim);
   }
-  from += kv_width;
-  std::memcpy(a.values + position * kv_width, from, kv_width * sizeof(float));
-  from += kv_width;
+  from += 2 * kv_width;
   for (int64_t h = 0; h < a.index_heads; ++h, from += a.index_dim) {
     NormRotate(from, a.index_q_norm, rotation, a.index_dim, a.eps,
                a.index_q + (t * a.index_heads + h) * a.index_dim);
@@ -86,7 +89,8 @@ void QsaAppend(const QsaAppendArgs& a) {
   ThreadPool& pool = ThreadPool::Global();
   pool.Run(a.num_live, [&](int64_t t) {
     thread_local Rotation rotation;
-    AppendRow(a, t, proj_width, rotation);
+    thread_local std::vector<float> key;
+    AppendRow(a, t, proj_width, rotation, key);
   });
   if (a.index_heads > 0) {
     // Blocks whose last cell this window wrote.

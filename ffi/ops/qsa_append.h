@@ -14,6 +14,8 @@
 
 #include <cstdint>
 
+#include "common/cells.h"
+
 namespace strata {
 
 struct QsaAppendArgs {
@@ -23,8 +25,7 @@ struct QsaAppendArgs {
   const float* index_q_norm;  // [IC]
   const float* index_k_norm;  // [IC]
   const float* inv_freq;      // [R/2]
-  float* keys;                // [S, K, C]       in place
-  float* values;              // [S, K, C]       in place
+  CellStore cells;            // [S, K, C]       in place
   float* index_raw;           // [S, IC]         in place
   float* index_keys;          // [M/16, IC, 16]  in place
   float* q;                   // [T, H, C]

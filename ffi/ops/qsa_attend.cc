@@ -1,17 +1,24 @@
 #include "ops/qsa_attend.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "common/cell_rounding.h"
 #include "common/simd.h"
 #include "common/thread_pool.h"
 
 namespace strata {
 namespace {
 
+constexpr int64_t kStrip = 4 * kLanes;  // channels whose sums stay in registers over all cells
+
 struct Workspace {
   std::vector<int64_t> cells;
-  std::vector<float> scores;  // [G, cells]
+  std::vector<float> scores;   // [G, cells]
+  std::vector<float> key;      // [C]
+  std::vector<float> inverse;  // [G]  of the weights' sums
+  std::vector<float> values;   // [cells, kStrip]  a strip of every listed cell's value
 };
 
 void ListCells(const QsaAttendArgs& a, int64_t t, std::vector<int64_t>& cells) {
@@ -52,44 +59,64 @@ STRATA_CLONES float SoftmaxWeights(float* scores, int64_t count) {
   return total;
 }
 
-STRATA_CLONES void AttendHeads(const QsaAttendArgs& a, int64_t t, int64_t kv_head,
-                               Workspace& work) {
-  const int64_t dim = a.head_dim;
-  const int64_t group = a.num_heads / a.num_kv_heads;
+// work.scores <- q . key for the query heads of a key head.
+STRATA_CLONES void ScoreCells(const QsaAttendArgs& a, const float* q, int64_t kv_head,
+                              Workspace& work) {
+  const int64_t dim = a.head_dim, group = a.num_heads / a.num_kv_heads;
   const int64_t count = static_cast<int64_t>(work.cells.size());
-  const int64_t cell_width = a.num_kv_heads * dim;
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
-  const float* q = a.q + (t * a.num_heads + kv_head * group) * dim;
+  work.key.resize(dim);
   for (int64_t i = 0; i < count; ++i) {
-    const float* key = a.keys + work.cells[i] * cell_width + kv_head * dim;
+    const int64_t head = work.cells[i] * a.num_kv_heads + kv_head;
+    WidenKey(a.cells, head, dim, work.key.data());
     for (int64_t g = 0; g < group; ++g) {
-      work.scores[g * count + i] = Dot(q + g * dim, key, dim) * scale;
+      work.scores[g * count + i] = Dot(q + g * dim, work.key.data(), dim) * scale;
     }
   }
+}
+
+// out[0..vectors) <- gated sums of the cells' values, whose strips are in work.values.
+STRATA_CLONES void AddStrip(const Workspace& work, const float* weights, float inverse,
+                            int64_t vectors, const float* gate, float* out) {
+  const int64_t count = static_cast<int64_t>(work.cells.size());
+  Float16v sum[4] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t v = 0; v < vectors; ++v) {
+      Float16v x;
+      Load(work.values.data() + i * kStrip + v * kLanes, x);
+      sum[v] += weights[i] * x;
+    }
+  }
+  for (int64_t v = 0; v < vectors; ++v) {
+    Float16v gating;
+    Load(gate + v * kLanes, gating);
+    Sigmoid(gating);
+    Store(sum[v] * inverse * gating, out + v * kLanes);
+  }
+}
+
+void AttendHeads(const QsaAttendArgs& a, int64_t t, int64_t kv_head, Workspace& work) {
+  const int64_t dim = a.head_dim, group = a.num_heads / a.num_kv_heads;
+  const int64_t count = static_cast<int64_t>(work.cells.size());
+  ScoreCells(a, a.q + (t * a.num_heads + kv_head * group) * dim, kv_head, work);
+  work.inverse.resize(group);
   for (int64_t g = 0; g < group; ++g) {
-    const int64_t head = kv_head * group + g;
-    float* weights = work.scores.data() + g * count;
-    const float inverse = 1.0f / SoftmaxWeights(weights, count);
-    const float* gate = a.proj + t * a.proj_stride + (2 * head + 1) * dim;
-    float* out = a.out + (t * a.num_heads + head) * dim;
-    // Four vectors of the head at a time: their sums stay in registers over all cells.
-    for (int64_t begin = 0; begin < dim; begin += 4 * kLanes) {
-      const int64_t vectors = (dim - begin) / kLanes < 4 ? (dim - begin) / kLanes : 4;
-      Float16v sum[4] = {};
-      for (int64_t i = 0; i < count; ++i) {
-        const float* value = a.values + work.cells[i] * cell_width + kv_head * dim + begin;
-        for (int64_t v = 0; v < vectors; ++v) {
-          Float16v x;
-          Load(value + v * kLanes, x);
-          sum[v] += weights[i] * x;
-        }
-      }
-      for (int64_t v = 0; v < vectors; ++v) {
-        Float16v gating;
-        Load(gate + begin + v * kLanes, gating);
-        Sigmoid(gating);
-        Store(sum[v] * inverse * gating, out + begin + v * kLanes);
-      }
+    work.inverse[g] = 1.0f / SoftmaxWeights(work.scores.data() + g * count, count);
+  }
+  work.values.resize(count * kStrip);
+  for (int64_t begin = 0; begin < dim; begin += kStrip) {
+    // Widened once for all heads of the group, which read them from a near cache.
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t head = work.cells[i] * a.num_kv_heads + kv_head;
+      WidenValue(a.cells, head, dim, begin, std::min(kStrip, dim - begin),
+                 work.values.data() + i * kStrip);
+    }
+    for (int64_t g = 0; g < group; ++g) {
+      const int64_t head = kv_head * group + g;
+      const float* gate = a.proj + t * a.proj_stride + (2 * head + 1) * dim + begin;
+      AddStrip(work, work.scores.data() + g * count, work.inverse[g],
+               std::min<int64_t>(4, (dim - begin) / kLanes), gate,
+               a.out + (t * a.num_heads + head) * dim + begin);
     }
   }
 }

@@ -1,5 +1,6 @@
 // Host op; not graph-safe. XLA's side of qsa_attend.
 
+#include "common/cells_ffi.h"
 #include "common/check.h"
 #include "common/numerics.h"
 #include "ops/handlers.h"
@@ -10,12 +11,14 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-ffi::Error Handle(ffi::BufferR3<ffi::F32> q, ffi::BufferR2<ffi::F32> proj,
-                  ffi::BufferR3<ffi::F32> keys, ffi::BufferR3<ffi::F32> values,
-                  ffi::BufferR2<ffi::S32> blocks, ffi::BufferR0<ffi::S32> pos,
+ffi::Error Handle(ffi::BufferR3<ffi::F32> q, ffi::BufferR2<ffi::F32> proj, ffi::AnyBuffer keys,
+                  ffi::AnyBuffer values, ffi::BufferR2<ffi::S32> blocks,
+                  ffi::BufferR3<ffi::F32> scales, ffi::BufferR0<ffi::S32> pos,
                   ffi::BufferR0<ffi::S32> live, ffi::ResultBufferR2<ffi::F32> out, int64_t ratio) {
   const FloatMode mode;
   QsaAttendArgs args = {};
+  STRATA_CHECK_ARG("qsa_attend", IsCache(keys, values, scales, args.cells.type),
+                   "shapes or types of keys, values and scales do not belong together");
   args.num_rows = q.dimensions()[0];
   args.num_live = *live.typed_data();
   args.pos = *pos.typed_data();
@@ -35,10 +38,9 @@ ffi::Error Handle(ffi::BufferR3<ffi::F32> q, ffi::BufferR2<ffi::F32> proj,
       "qsa_attend",
       ratio >= 0 && args.head_dim % 16 == 0 && args.num_kv_heads > 0 &&
           args.num_heads % args.num_kv_heads == 0 && keys.dimensions()[2] == args.head_dim &&
-          HasShape(values, {cells, args.num_kv_heads, args.head_dim}) &&
           proj.dimensions()[0] == args.num_rows && blocks.dimensions()[0] == args.num_rows &&
           args.proj_stride >= 2 * args.num_heads * args.head_dim,
-      "shapes of q, proj, keys, values and blocks do not belong together");
+      "shapes of q, proj, keys and blocks do not belong together");
   for (int64_t i = 0; ratio > 0 && i < args.num_live * args.num_blocks; ++i) {
     const int64_t block = blocks.typed_data()[i];
     const int64_t row = i / args.num_blocks;
@@ -54,8 +56,9 @@ ffi::Error Handle(ffi::BufferR3<ffi::F32> q, ffi::BufferR2<ffi::F32> proj,
   }
   args.q = q.typed_data();
   args.proj = proj.typed_data();
-  args.keys = keys.typed_data();
-  args.values = values.typed_data();
+  args.cells.keys = keys.untyped_data();
+  args.cells.values = values.untyped_data();
+  args.cells.scales = scales.typed_data();
   args.blocks = blocks.typed_data();
   args.out = out->typed_data();
   QsaAttend(args);
@@ -68,9 +71,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(QsaAttendFfi, Caught("qsa_attend", Handle),
                               ffi::Ffi::Bind()
                                   .Arg<ffi::BufferR3<ffi::F32>>()  // q
                                   .Arg<ffi::BufferR2<ffi::F32>>()  // proj
-                                  .Arg<ffi::BufferR3<ffi::F32>>()  // keys
-                                  .Arg<ffi::BufferR3<ffi::F32>>()  // values
+                                  .Arg<ffi::AnyBuffer>()           // keys
+                                  .Arg<ffi::AnyBuffer>()           // values
                                   .Arg<ffi::BufferR2<ffi::S32>>()  // blocks
+                                  .Arg<ffi::BufferR3<ffi::F32>>()  // scales
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // pos
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // live
                                   .Ret<ffi::BufferR2<ffi::F32>>()  // out

@@ -128,7 +128,7 @@ def _check_fits(pack: "Pack", options: "EngineOptions") -> int:
         window_rows=options.checked_rows(),
         all_logits=options.all_logits,
     )
-    sizes = make_plan(pack, context)
+    sizes = make_plan(pack, context, options.kv)
     plan = plan_here(pack, sizes, options.tiers, steps, options.platform)
     plan.check()
     return plan.xla_bytes

@@ -119,6 +119,16 @@ def define_max_context(values: flags.FlagValues) -> None:
     )
 
 
+def define_kv(values: flags.FlagValues) -> None:
+    """Defines how keys and values are cached."""
+    define_choice(
+        values,
+        "kv",
+        ["fp16", "int8", "f32"],
+        "how keys and values of attention are cached; int8 takes half of fp16's memory and is coarser",
+    )
+
+
 def define_engine(values: flags.FlagValues) -> None:
     """Defines how the model runs."""
     define_choice(
@@ -128,6 +138,7 @@ def define_engine(values: flags.FlagValues) -> None:
         "auto takes an NVIDIA device if there is one, else the CPU with one line",
     )
     define_max_context(values)
+    define_kv(values)
     define_number(
         values, "threads", int, "threads of the host ops; one per usable core if not given", lower=1
     )

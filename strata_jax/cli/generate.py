@@ -156,5 +156,6 @@ def _conditions(values: flags.FlagValues, pack: "Pack") -> dict[str, object]:
         "model": {"file": pack.file.paths[0], "hash": pack.file_hash()},
         "versions": session.versions(),
         "kernels": native.load_native().kernels(),
+        "kv": values.kv,
         "flags": [f"--{name}={value}" for name, value in cli_flags.given(values)],
     }

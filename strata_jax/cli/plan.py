@@ -25,6 +25,7 @@ def define(values: flags.FlagValues) -> None:
         values, "platform", ["auto", "cpu", "cuda"], "where the model would run, as of generate"
     )
     cli_flags.define_max_context(values)
+    cli_flags.define_kv(values)
     cli_flags.define_number(
         values, "window_rows", int, "rows of a decoding window, as of generate", default=8, lower=1
     )
@@ -48,7 +49,7 @@ def run(values: flags.FlagValues, context: Context) -> int:
     platform = choose_platform(values.platform, nvidia_devices()).platform
     settings = tier_flags.tier_settings(values)
     with open_pack(model_path(values)) as pack:
-        plan = make_plan(pack, values.max_context)
+        plan = make_plan(pack, values.max_context, values.kv)
         steps = StepSizes(tile_rows=TILE_ROWS[platform], window_rows=values.window_rows)
         tiers = plan_here(pack, plan, settings, steps, platform)
     if values.json:

@@ -72,6 +72,7 @@ def running_engine(
         max_context=values.max_context,
         threads=values.threads,
         window_rows=values.window_rows,
+        kv=values.kv,
         all_logits=all_logits,
         cache_dir=cache_dir,
         index_budget=values.indexer_budget,

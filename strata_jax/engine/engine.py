@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from strata_jax import _native
-from strata_jax.engine.options import EngineOptions, choose_context, choose_index_budget
+from strata_jax.engine.options import EngineOptions, choose_context, choose_index_budget, kv_notes
 from strata_jax.engine.request import Request, Timings
 from strata_jax.engine.runner import GRAIN, Runner, RunnerOptions
 from strata_jax.engine.sampling import Sampler
@@ -62,6 +62,7 @@ class Engine:
         runner_options = RunnerOptions(
             max_context=context,
             window_rows=rows,
+            kv=options.kv,
             all_logits=options.all_logits,
             tiers=options.tiers,
             backend=Backend(options.platform),
@@ -69,7 +70,7 @@ class Engine:
         runner = Runner(pack, config, runner_options, report)
         if options.routing_out is not None:
             runner.tiers.write_routing(options.routing_out)
-        notes += budget_notes + runner.tiers.plan.notes + runner.notes
+        notes += budget_notes + kv_notes(options.kv) + runner.tiers.plan.notes + runner.notes
         return cls(pack, runner, options, notes)
 
     @property

@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from strata_jax.config import TILE_ROWS, ModelConfig, Platform, TierSettings
+from strata_jax.config import TILE_ROWS, KvType, ModelConfig, Platform, TierSettings
 from strata_jax.errors import UsageError
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.plan import DEFAULT_CONTEXT
@@ -27,6 +27,8 @@ class EngineOptions:
     """Rows of a window; None = 8. Answers do not depend on it."""
     index_budget: int | None = None
     """Tokens a query may attend to beside the newest ones; None = what the file says."""
+    kv: KvType = "fp16"
+    """How keys and values are cached. Answers depend on it."""
     all_logits: bool = False
     """Keep the logits of every position read."""
     cache_dir: Path | None = None
@@ -110,3 +112,13 @@ def choose_index_budget(
         )
     note = f"index_budget: {budget} tokens in force, the file says {config.index_budget}"
     return dataclasses.replace(config, index_budget=budget), (note,)
+
+
+def kv_notes(kv: KvType) -> tuple[str, ...]:
+    """What to note about the type of the cache."""
+    if kv != "int8":
+        return ()
+    return (
+        "kv: int8 rounds cached keys and values to 1/254 of the largest of 64 values, which changes "
+        "answers a little; --kv=fp16 rounds to 1/2048 of each",
+    )

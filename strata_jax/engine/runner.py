@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from strata_jax.config import TILE_ROWS, ModelConfig, TierSettings
+from strata_jax.config import TILE_ROWS, KvType, ModelConfig, TierSettings
 from strata_jax.engine.device_sampling import DeviceSampling, compile_draws
 from strata_jax.engine.loader import load_params, primary_sharding
 from strata_jax.engine.request import SamplingSettings
@@ -39,6 +39,8 @@ class RunnerOptions:
     """Positions the cache holds."""
     window_rows: int = 8
     """Width of the window program; a row's bits do not depend on it."""
+    kv: KvType = "fp16"
+    """How keys and values are cached."""
     all_logits: bool = False
     """Tiles give the logits of every row, not of the last one only."""
     tiers: TierSettings = dataclasses.field(default_factory=TierSettings)
@@ -96,7 +98,7 @@ class Runner:
         """Tokens read so far."""
         self.load_s = time.perf_counter() - start
         start = time.perf_counter()
-        empty = functools.partial(empty_state, config, self._cells)
+        empty = functools.partial(empty_state, config, self._cells, options.kv)
         self._empty = jax.jit(empty, out_shardings=self._sharding).lower().compile()
         self._window = self._compile(
             functools.partial(window_program, ops, self.config), options.window_rows, report
@@ -118,10 +120,10 @@ class Runner:
             window_rows=options.window_rows,
             all_logits=options.all_logits,
         )
-        settings, context = options.tiers, options.max_context
+        settings, context, kv = options.tiers, options.max_context, options.kv
         try:
             return EngineTiers.open(
-                pack, self._store, settings, context, steps, report, options.backend
+                pack, self._store, settings, context, kv, steps, report, options.backend
             )
         except BaseException:
             self._close_store()
@@ -133,7 +135,9 @@ class Runner:
 
     def _compile(self, program, rows: int, report: Callable[[str], None]):
         report(f"compiling the program for {rows} rows")
-        state = jax.eval_shape(functools.partial(empty_state, self.config, self._cells))
+        state = jax.eval_shape(
+            functools.partial(empty_state, self.config, self._cells, self.options.kv)
+        )
         place = functools.partial(jax.ShapeDtypeStruct, sharding=self._sharding)
         state = jax.tree.map(lambda leaf: place(leaf.shape, leaf.dtype), state)
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from strata_jax import _native
-from strata_jax.config import TierSettings
+from strata_jax.config import KvType, TierSettings
 from strata_jax.errors import CapacityError, UsageError
 from strata_jax.ops.native import CPU, Backend
 from strata_jax.weights.budget import GIB, StepSizes, host_memory, shown
@@ -52,6 +52,7 @@ class EngineTiers:
         store: _native.WeightStore | None,
         settings: TierSettings,
         max_context: int,
+        kv: KvType,
         steps: StepSizes,
         report: Callable[[str], None],
         backend: Backend = CPU,
@@ -66,7 +67,7 @@ class EngineTiers:
         """
         profile = load_profile(pack, settings.expert_profile)
         machine = _machine(backend)
-        sizes = make_plan(pack, max_context)
+        sizes = make_plan(pack, max_context, kv)
         plan = plan_tiers(pack, sizes, settings, machine, steps=steps, profile=profile)
         plan.check()
         if store is None:

@@ -43,6 +43,7 @@ def attention_block(
         cells.values,
         cells.index_raw,
         cells.index_keys,
+        cells.scales,
         pos,
         live,
         num_heads=config.num_heads,
@@ -50,7 +51,8 @@ def attention_block(
         ratio=ratio,
         eps=config.eps,
     )
-    cells = AttentionCells(keys=new[0], values=new[1], index_raw=new[2], index_keys=new[3])
+    names = ("keys", "values", "index_raw", "index_keys", "scales")
+    cells = AttentionCells(**dict(zip(names, new, strict=True)))
     if indexed:
         # A budget past the cache is dense attention: no list is longer than the cache.
         num_blocks = min(config.index_budget, cells.keys.shape[0]) // ratio
@@ -59,6 +61,8 @@ def attention_block(
         )
     else:
         blocks = jnp.full((x.shape[0], 1), -1, jnp.int32)
-    y = ops.qsa_attend(q, proj, cells.keys, cells.values, blocks, pos, live, ratio=ratio)
+    y = ops.qsa_attend(
+        q, proj, cells.keys, cells.values, blocks, cells.scales, pos, live, ratio=ratio
+    )
     y = ops.quant_matmul(y, live, layer=layer, roles=(Role.ATTN_OUTPUT,), num_columns=config.hidden)
     return y, cells

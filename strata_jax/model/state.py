@@ -8,19 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from strata_jax.config import ModelConfig
+from strata_jax.config import KvType, ModelConfig
+from strata_jax.ops.cells import Cells, scale_groups
 from strata_jax.ops.qsa_append import GROUP
 from strata_jax.types import pytree
+
+_DTYPES = {"fp16": jnp.float16, "int8": jnp.int8, "f32": jnp.float32}
 
 
 @pytree
 class AttentionCells:
     """Positional state of one attention layer; written by `qsa_append`."""
 
-    keys: Float32[Array, "S K C"]
-    values: Float32[Array, "S K C"]
+    keys: Cells
+    values: Cells
     index_raw: Float32[Array, "S IC"]
     index_keys: Float32[Array, "M/16 IC 16"]
+    scales: Float32[Array, "S K 2G"]
+    """Of int8 keys and values; one cell of no meaning otherwise."""
 
 
 @pytree
@@ -64,19 +69,24 @@ def num_cells(max_context: int, tile_rows: int) -> int:
     return -(-(max_context + tile_rows) // grain) * grain
 
 
-def empty_state(config: ModelConfig, cells: int) -> DecodeState:
-    """The state before the first token, `cells` cells a layer."""
+def _empty_cells(config: ModelConfig, cells: int, kv: KvType) -> AttentionCells:
     indexed = config.index_budget > 0
     groups = cells // config.index_ratio // GROUP + 1 if indexed else 1
+    heads, dim = config.num_kv_heads, config.head_dim
+    index_dim = max(config.index_dim, 2)
+    return AttentionCells(
+        keys=jnp.zeros((cells, heads, dim), _DTYPES[kv]),
+        values=jnp.zeros((cells, heads, dim), _DTYPES[kv]),
+        index_raw=jnp.zeros((cells if indexed else 1, index_dim), jnp.float32),
+        index_keys=jnp.zeros((groups, index_dim, GROUP), jnp.float32),
+        scales=jnp.zeros((cells if kv == "int8" else 1, heads, 2 * scale_groups(dim)), jnp.float32),
+    )
+
+
+def empty_state(config: ModelConfig, cells: int, kv: KvType) -> DecodeState:
+    """The state before the first token, `cells` cells a layer of the type `kv`."""
     attention = [
-        AttentionCells(
-            keys=jnp.zeros((cells, config.num_kv_heads, config.head_dim), jnp.float32),
-            values=jnp.zeros((cells, config.num_kv_heads, config.head_dim), jnp.float32),
-            index_raw=jnp.zeros((cells if indexed else 1, max(config.index_dim, 2)), jnp.float32),
-            index_keys=jnp.zeros((groups, max(config.index_dim, 2), GROUP), jnp.float32),
-        )
-        for kind in config.layer_kinds
-        if kind == "attention"
+        _empty_cells(config, cells, kv) for kind in config.layer_kinds if kind == "attention"
     ]
     dim = config.gdn_head_dim
     channels = (2 * config.gdn_key_heads + config.gdn_value_heads) * dim

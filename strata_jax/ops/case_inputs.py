@@ -12,6 +12,7 @@ import numpy as np
 from strata_jax.ops import expert_ffn
 from strata_jax.ops.case_matrices import Matrix, make_matrix, matrix_shape
 from strata_jax.ops.cases import Case
+from strata_jax.ops.cells import scale_groups
 from strata_jax.ops.qsa_append import GROUP
 from strata_jax.ops.roles import EXPERT_ROLES, Role
 
@@ -191,6 +192,21 @@ def num_cells(case: Case) -> int:
     return -(-(case.position + 2 * case.rows) // _ALIGNMENT) * _ALIGNMENT
 
 
+def _cells(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Keys and values of a cache of the case's type, and their scales."""
+    c, cells = case.config, num_cells(case)
+    shape = (cells, c.num_kv_heads, c.head_dim)
+    groups = 2 * scale_groups(c.head_dim)
+    keys, values = _normal(rng, *shape), _normal(rng, *shape)
+    no_scales = np.zeros((1, c.num_kv_heads, groups), np.float32)
+    if case.kv != "int8":
+        dtype = np.float16 if case.kv == "fp16" else np.float32
+        return keys.astype(dtype), values.astype(dtype), no_scales
+    codes = [rng.integers(-127, 128, shape, np.int8) for _ in range(2)]
+    scales = rng.random((cells, c.num_kv_heads, groups), np.float32) * np.float32(0.03)
+    return codes[0], codes[1], scales
+
+
 def _qsa_append(case: Case, rng: np.random.Generator) -> Call:
     c, cells = case.config, num_cells(case)
     half = np.arange(0, c.rope_dim, 2, dtype=np.float32) / np.float32(c.rope_dim)
@@ -199,12 +215,10 @@ def _qsa_append(case: Case, rng: np.random.Generator) -> Call:
     norms = [_gamma(rng, c.head_dim) for _ in range(2)]
     norms += [_gamma(rng, c.index_dim) for _ in range(2)]
     inv_freq = np.float32(1) / np.float32(c.rope_theta) ** half
-    caches = (
-        _normal(rng, cells, c.num_kv_heads, c.head_dim),
-        _normal(rng, cells, c.num_kv_heads, c.head_dim),
-        _normal(rng, cells, c.index_dim),
-        _normal(rng, cells // c.index_ratio // GROUP + 1, c.index_dim, GROUP),
-    )
+    keys, values, scales = _cells(case, rng)
+    index_raw = _normal(rng, cells, c.index_dim)
+    index_keys = _normal(rng, cells // c.index_ratio // GROUP + 1, c.index_dim, GROUP)
+    caches = (keys, values, index_raw, index_keys, scales)
     numbers = (np.int32(case.position), np.int32(case.rows))
     return Call(
         op="qsa_append",
@@ -238,11 +252,10 @@ def _qsa_select(case: Case, rng: np.random.Generator) -> Call:
 
 
 def _qsa_attend(case: Case, rng: np.random.Generator) -> Call:
-    c, cells, NB = case.config, num_cells(case), case.config.index_budget // case.config.index_ratio
-    shape = (cells, c.num_kv_heads, c.head_dim)
+    c, NB = case.config, case.config.index_budget // case.config.index_ratio
     q = _normal(rng, case.rows, c.num_heads, c.head_dim)
     proj = _normal(rng, case.rows, 2 * (c.num_heads + c.num_kv_heads) * c.head_dim)
-    keys, values = _normal(rng, *shape), _normal(rng, *shape)
+    keys, values, scales = _cells(case, rng)
     blocks = np.full((case.rows, NB), -1, np.int32)
     for t in range(case.rows):
         complete = (case.position + t + 1) // c.index_ratio
@@ -251,11 +264,14 @@ def _qsa_attend(case: Case, rng: np.random.Generator) -> Call:
     touched = len(np.unique(blocks)) * c.index_ratio * c.num_kv_heads * c.head_dim
     return Call(
         op="qsa_attend",
-        operands=(q, proj, keys, values, blocks, np.int32(case.position), np.int32(case.rows)),
+        operands=(
+            *(q, proj, keys, values, blocks, scales),
+            *(np.int32(case.position), np.int32(case.rows)),
+        ),
         attributes={"ratio": c.index_ratio},
         matrices={},
         macs=2 * case.rows * NB * c.index_ratio * c.num_heads * c.head_dim,
-        num_bytes=8 * touched + 2 * proj.nbytes,
+        num_bytes=2 * keys.itemsize * touched + 2 * proj.nbytes,
     )
 
 

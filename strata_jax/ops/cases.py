@@ -7,7 +7,7 @@ are those of the embedded model's file and of the released model (docs: real_con
 import dataclasses
 from collections.abc import Mapping
 
-from strata_jax.config import ModelConfig, NgramConfig
+from strata_jax.config import KvType, ModelConfig, NgramConfig
 from strata_jax.ops.roles import Role
 
 F32, F16, Q8_0, Q4_K, Q6_K, IQ4_NL, IQ3_S = 0, 1, 8, 12, 14, 20, 21  # ggml type ids
@@ -158,6 +158,8 @@ class Case:
     """Of row 0."""
     roles: tuple[Role, ...] = ()
     """Which matrices, where an op can take several sets of them."""
+    kv: KvType = "f32"
+    """How keys and values are cached."""
 
     def type_of(self, role: Role) -> int:
         """The ggml type of a matrix."""
@@ -247,7 +249,7 @@ STATES = {
     "ngram_gate": {6: 1},
     "gdn_window": {5: 1, 6: 2},
     "gdn_chunk": {5: 1, 6: 2},
-    "qsa_append": {6: 2, 7: 3, 8: 4, 9: 5},
+    "qsa_append": {6: 2, 7: 3, 8: 4, 9: 5, 10: 6},
 }
 """Operands that are state, and the results that carry them on."""
 

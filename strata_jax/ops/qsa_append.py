@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
+from strata_jax.ops.cells import Cells, store_ref
 from strata_jax.ops.native import CPU, Backend
 
 GROUP = 16
@@ -18,10 +19,11 @@ def qsa_append(
     index_q_norm: Float32[Array, " IC"],
     index_k_norm: Float32[Array, " IC"],
     inv_freq: Float32[Array, " R/2"],
-    keys: Float32[Array, "S K C"],
-    values: Float32[Array, "S K C"],
+    keys: Cells,
+    values: Cells,
     index_raw: Float32[Array, "S IC"],
     index_keys: Float32[Array, "M/16 IC 16"],
+    scales: Float32[Array, "S K 2G"],
     pos: Int32[Array, ""],
     live: Int32[Array, ""],
     *,
@@ -41,10 +43,12 @@ def qsa_append(
         index_q_norm: likewise of the indexer's queries.
         index_k_norm: likewise of the indexer's pooled keys.
         inv_freq: theta^(-2j/R) of the R rotated values.
-        keys: key cells, normed and rotated. This and the next three are updated in place.
-        values: value cells.
+        keys: key cells [S, K, C], normed and rotated; float32, float16 or int8 (`ops/cells.py`).
+            This and the next four are updated in place.
+        values: value cells, of the same type.
         index_raw: raw indexer keys of every cell.
         index_keys: pooled, normed and rotated keys of complete blocks, 16 blocks side by side.
+        scales: of int8 cells, a head's key's before its value's; any S else.
         pos: position of row 0.
         live: rows that count; the others write nothing and give zero queries.
         num_heads: H.
@@ -54,21 +58,19 @@ def qsa_append(
         backend: whose kernels.
 
     Returns:
-        q [T, H, C], index_q [T, IH, IC], and the four caches.
+        q [T, H, C], index_q [T, IH, IC], and the five caches.
 
     Source: model.md, sections 4 and 5.
     """
     T = proj.shape[0]
-    shapes = [(T, num_heads, keys.shape[2]), (T, index_heads, index_raw.shape[1])]
-    shapes += [keys.shape, values.shape, index_raw.shape, index_keys.shape]
-    out = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
-    aliases = {6: 2, 7: 3, 8: 4, 9: 5}
-    call = backend.call("qsa_append", out, aliases=aliases)
+    caches = (keys, values, index_raw, index_keys, scales)
+    queries = [(T, num_heads, keys.shape[2]), (T, index_heads, index_raw.shape[1])]
+    out = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in queries]
+    out += [jax.ShapeDtypeStruct(cache.shape, cache.dtype) for cache in caches]
+    call = backend.call("qsa_append", out, aliases={6 + n: 2 + n for n in range(len(caches))})
     norms = (q_norm, k_norm, index_q_norm, index_k_norm)
-    caches = (keys, values, index_raw, index_keys)
-    return call(
-        proj, *norms, inv_freq, *caches, pos, live, ratio=np.int64(ratio), eps=np.float32(eps)
-    )
+    attributes = {"ratio": np.int64(ratio), "eps": np.float32(eps)}
+    return tuple(call(proj, *norms, inv_freq, *caches, pos, live, **attributes))
 
 
 def norm_rotate_ref(x, weight, positions, inv_freq, eps):
@@ -99,6 +101,7 @@ def qsa_append_ref(
     values,
     index_raw,
     index_keys,
+    scales,
     pos,
     live,
     *,
@@ -122,11 +125,14 @@ def qsa_append_ref(
     q = q.reshape(T, num_heads, 2 * dim)[..., :dim]
     q = jnp.where(rows, norm_rotate_ref(q, q_norm, positions, inv_freq, eps), 0.0)
     k = norm_rotate_ref(k.reshape(T, kv_heads, dim), k_norm, positions, inv_freq, eps)
-    keys = _write(keys, k, pos, live)
-    values = _write(values, v.reshape(T, kv_heads, dim), pos, live)
+    k, k_scales = store_ref(k, keys)
+    v, v_scales = store_ref(v.reshape(T, kv_heads, dim), values)
+    keys, values = _write(keys, k, pos, live), _write(values, v, pos, live)
+    if keys.dtype == jnp.int8:
+        scales = _write(scales, jnp.concatenate([k_scales, v_scales], axis=-1), pos, live)
     iq = iq.reshape(T, index_heads, index_dim)
     if index_heads == 0:
-        return q, iq, keys, values, index_raw, index_keys
+        return q, iq, keys, values, index_raw, index_keys, scales
     iq = jnp.where(rows, norm_rotate_ref(iq, index_q_norm, positions, inv_freq, eps), 0.0)
     index_raw = _write(index_raw, ik, pos, live)
     blocks = index_raw.shape[0] // ratio
@@ -137,4 +143,4 @@ def qsa_append_ref(
     done = (jnp.arange(blocks) >= pos // ratio) & (jnp.arange(blocks) < (pos + live) // ratio)
     new = old.at[:blocks].set(jnp.where(done[:, None], pooled, old[:blocks]))
     new = jnp.swapaxes(new.reshape(-1, GROUP, index_dim), 1, 2)
-    return q, iq, keys, values, index_raw, new
+    return q, iq, keys, values, index_raw, new, scales

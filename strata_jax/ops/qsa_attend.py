@@ -5,15 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
+from strata_jax.ops.cells import Cells, scale_groups, widen_ref
 from strata_jax.ops.native import CPU, Backend
 
 
 def qsa_attend(
     q: Float32[Array, "T H C"],
     proj: Float32[Array, "T P"],
-    keys: Float32[Array, "S K C"],
-    values: Float32[Array, "S K C"],
+    keys: Cells,
+    values: Cells,
     blocks: Int32[Array, "T NB"],
+    scales: Float32[Array, "S K 2G"],
     pos: Int32[Array, ""],
     live: Int32[Array, ""],
     *,
@@ -23,14 +25,15 @@ def qsa_attend(
     """Attends row t to the cells of `blocks[t]` and the unfinished block at its end, then gates.
 
     Cells no list names are not read. The order of sums depends on the list alone, so a row has the same
-    bits in a window of any width.
+    bits in a window of any width. Arithmetic is float32 over what the stored values stand for.
 
     Args:
         q: queries after norm and rotation.
         proj: the projection that holds each head's gate behind its query, at (2 h + 1) C.
-        keys: key cells.
-        values: value cells.
+        keys: key cells [S, K, C]; float32, float16 or int8 (`ops/cells.py`).
+        values: value cells, of the same type.
         blocks: ascending complete blocks, -1 fills up.
+        scales: of int8 cells, a head's key's before its value's; any S else.
         pos: position of row 0.
         live: rows that count; the others are zero.
         ratio: cells per block; 0 = dense attention over all cells so far.
@@ -42,11 +45,11 @@ def qsa_attend(
     sizes = (keys.shape[0], blocks.shape[1], ratio)
     workspace = backend.workspace("qsa_attend", *q.shape, *sizes)
     call = backend.call("qsa_attend", [out], workspace=workspace)
-    (y,) = call(q, proj, keys, values, blocks, pos, live, ratio=np.int64(ratio))
+    (y,) = call(q, proj, keys, values, blocks, scales, pos, live, ratio=np.int64(ratio))
     return y
 
 
-def qsa_attend_ref(q, proj, keys, values, blocks, pos, live, *, ratio):
+def qsa_attend_ref(q, proj, keys, values, blocks, scales, pos, live, *, ratio):
     """What `qsa_attend` must equal, in plain jnp; it walks the whole cache under a mask."""
     T, H, C = q.shape
     S, K, _ = keys.shape
@@ -58,7 +61,9 @@ def qsa_attend_ref(q, proj, keys, values, blocks, pos, live, *, ratio):
         mask = jnp.where(cell >= tail, cell < visible, listed)
     else:
         mask = cell < visible
-    keys = jnp.repeat(keys, H // K, axis=1)
+    groups = scale_groups(C)
+    keys = jnp.repeat(widen_ref(keys, scales[..., :groups]), H // K, axis=1)
+    values = widen_ref(values, scales[..., groups:])
     # Cells that nobody wrote may hold anything, NaN included: they are replaced, not multiplied.
     used = jnp.any(mask, axis=0)[:, None, None]
     values = jnp.repeat(jnp.where(used, values, 0.0), H // K, axis=1)

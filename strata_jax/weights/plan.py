@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from strata_jax.config import ModelConfig
+from strata_jax.config import KvType, ModelConfig
 from strata_jax.errors import UsageError
 from strata_jax.weights.gguf_header import TensorInfo
 from strata_jax.weights.pack import Pack
@@ -12,6 +12,9 @@ from strata_jax.weights.tensor_names import name_groups, split_block
 DEFAULT_CONTEXT = 8192
 TIERS = ("experts", "ngram", "dense", "embedding", "draft", "unused")
 _STATE_BYTES = 4  # the delta rule's state and the convolutions' tails are float32 everywhere
+_INDEX_BYTES = 4  # so are the indexer's keys
+_KV_BYTES = {"fp16": 2, "int8": 1, "f32": 4}
+_SCALE_VALUES, _SCALE_BYTES = 64, 4  # of int8 caches: ops/cells.py
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,8 @@ class Plan:
     expert_bytes: int
     """Largest single expert: its gate, up and down rows."""
     max_context: int
+    kv: KvType
+    """How keys and values are cached."""
     kv_bytes: int
     """Keys and values of the trunk's attention and indexer for `max_context` tokens."""
     state_bytes: int
@@ -86,7 +91,7 @@ class Plan:
                 lines.append(
                     f"{tier.name:<10} {_size(tier.bytes)}  {tier.num_tensors:>5} tensors  {kinds}"
                 )
-        lines.append(f"{'kv':<10} {_size(self.kv_bytes)}  for {self.max_context} tokens")
+        lines.append(f"{'kv':<10} {_size(self.kv_bytes)}  for {self.max_context} tokens, {self.kv}")
         lines.append(f"{'state':<10} {_size(self.state_bytes)}")
         total = self.weight_bytes + self.kv_bytes + self.state_bytes
         lines.append(f"{'total':<10} {_size(total)}")
@@ -107,13 +112,13 @@ class Plan:
         return lines
 
 
-def make_plan(pack: Pack, max_context: int | None, value_bytes: int = 4) -> Plan:
+def make_plan(pack: Pack, max_context: int | None, kv: KvType = "fp16") -> Plan:
     """Adds up what a model needs, without reading a weight.
 
     Args:
         pack: the opened model.
         max_context: tokens of one conversation; None for the smaller of the file's and 8192.
-        value_bytes: bytes of one cached key or value: 4 on the CPU, 2 in half precision.
+        kv: how keys and values are cached.
 
     Raises:
         UsageError: if `max_context` is below 1.
@@ -137,22 +142,27 @@ def make_plan(pack: Pack, max_context: int | None, value_bytes: int = 4) -> Plan
         tiers=tuple(_plan_tier(name, tensors) for name in TIERS),
         expert_bytes=max(expert_bytes_by_layer(pack)),
         max_context=max_context,
-        kv_bytes=kv_bytes_per_token(config, value_bytes) * max_context,
+        kv=kv,
+        kv_bytes=kv_bytes_per_token(config, kv) * max_context,
         state_bytes=state_bytes(config),
         warnings=warnings,
     )
 
 
-def kv_bytes_per_token(config: ModelConfig, value_bytes: int) -> int:
+def kv_bytes_per_token(config: ModelConfig, kv: KvType) -> int:
     """Bytes that one token adds to the caches of all trunk layers.
 
     Keys and values per attention layer; with sparse attention also the indexer's raw key and a
     share of its block's pooled key (rounded up to whole tokens).
     """
-    values = 2 * config.num_kv_heads * config.head_dim
+    head_bytes = config.head_dim * _KV_BYTES[kv]
+    if kv == "int8":
+        head_bytes += -(-config.head_dim // _SCALE_VALUES) * _SCALE_BYTES
+    cell_bytes = 2 * config.num_kv_heads * head_bytes
     if config.index_budget:
-        values += config.index_dim + -(-config.index_dim // config.index_ratio)
-    return config.layer_kinds.count("attention") * values * value_bytes
+        index_values = config.index_dim + -(-config.index_dim // config.index_ratio)
+        cell_bytes += index_values * _INDEX_BYTES
+    return config.layer_kinds.count("attention") * cell_bytes
 
 
 def state_bytes(config: ModelConfig) -> int:

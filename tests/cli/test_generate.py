@@ -74,6 +74,7 @@ def test_prints_one_object():
         "model",
         "versions",
         "kernels",
+        "kv",
         "flags",
         "tile_rows",
         "plan",

@@ -17,12 +17,14 @@ def _options(*args: str):
 
 def test_hands_the_flags_down():
     _, options = _options(
-        "--max_context=99", "--threads=3", "--window_rows=4", "--compile_cache=off"
+        *("--max_context=99", "--threads=3", "--window_rows=4", "--compile_cache=off"),
+        "--kv=int8",
     )
 
     assert options is not None
     assert (options.max_context, options.threads, options.window_rows) == (99, 3, 4)
     assert (options.cache_dir, options.all_logits) == (None, False)
+    assert options.kv == "int8"
 
 
 def test_keeps_programs_where_the_user_says(tmp_path: Path):

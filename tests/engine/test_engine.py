@@ -236,6 +236,20 @@ def test_an_index_budget_is_honoured_in_prompt_and_answer_and_told(tiny_pack, re
     engine.close()
 
 
+@pytest.mark.parametrize("kv", ["fp16", "int8", "f32"])
+def test_a_cache_of_any_type_is_honoured_and_a_coarse_one_told(tiny_pack, request_of, ids, kv):
+    engine = opened(tiny_pack, kv=kv, all_logits=True)
+    stepper = Stepper(tiny_pack, kv=kv)
+
+    generation = engine.start(request_of(ids[:70], max_tokens=0))
+    assert list(generation) == []
+
+    assert same_bits(generation.logits, stepper.read(ids[:70], steps=64, width=256)[0])
+    told = [note for note in engine.notes if note.startswith("kv: int8 rounds")]
+    assert len(told) == (kv == "int8")
+    engine.close()
+
+
 def test_an_index_budget_needs_a_file_with_an_indexer(tmp_path):
     dense = {"qwen4exp.attention.compress_ratios": ("i32[]", [0] * 5)}
     made = make_model(tmp_path / "dense.gguf", pairs=dense)

@@ -29,9 +29,9 @@ def shared_prompts(name):
     return [dict(np.load(path)) for path in paths]
 
 
-def prompt_logits(pack, prompts, request_of):
+def prompt_logits(pack, prompts, request_of, kv):
     """Float64 logits of every position of each prompt, through the engine."""
-    engine = Engine.open(pack, EngineOptions(max_context=512, all_logits=True))
+    engine = Engine.open(pack, EngineOptions(max_context=512, all_logits=True, kv=kv))
     found = []
     for ids in prompts:
         generation = engine.start(request_of(ids.tolist(), max_tokens=0))
@@ -59,12 +59,16 @@ def assert_as_good_as_the_peer(kl, top1, peer_kl, peer_top1):
     assert top1.mean() >= peer_top1.mean() - TOP1_SLACK
 
 
-def test_the_embedded_model_is_as_near_to_its_exact_logits_as_the_peer(embedded_pack, request_of):
+@pytest.mark.parametrize("kv", ["fp16", "int8", "f32"])
+def test_the_embedded_model_is_as_near_to_its_exact_logits_as_the_peer(
+    embedded_pack, request_of, kv
+):
     golden = np.load(GOLDEN / "strata-small-IQ3_S.npz")
     names = ("short", "chat", "long")
     kl, top1 = [], []
 
-    logits = prompt_logits(embedded_pack, [golden[f"{name}.ids"] for name in names], request_of)
+    prompts = [golden[f"{name}.ids"] for name in names]
+    logits = prompt_logits(embedded_pack, prompts, request_of, kv)
 
     for name, rows in zip(names, logits, strict=True):
         rows, top = rows[golden[f"{name}.positions"]], golden[f"{name}.top_ids"].astype(int)
@@ -85,19 +89,25 @@ def test_a_random_float32_model_equals_the_plain_op_set_on_record(tmp_path, requ
     assert digest == golden["sha256"], "the file is made otherwise: see tests/golden/README.md"
 
     with open_pack(path) as pack:
-        (logits,) = prompt_logits(pack, [golden["ids"]], request_of)
+        (logits,) = prompt_logits(pack, [golden["ids"]], request_of, "f32")
 
     assert np.abs(logits[golden["positions"]] - golden["logits"]).max() < MAX_DIFFERENCE
 
 
-def test_the_float32_file_equals_the_independent_logits(request_of):
+@pytest.mark.parametrize(
+    ("kv", "largest"), [("f32", MAX_DIFFERENCE), ("fp16", 2e-4), ("int8", 5e-3)]
+)
+def test_the_float32_file_equals_the_independent_logits(request_of, kv, largest):
     prompts = shared_prompts("micro/f32")
 
     with open_pack(SHARED / "models/micro/model-f32.gguf") as pack:
-        logits = prompt_logits(pack, [prompt["ids"] for prompt in prompts], request_of)
+        logits = prompt_logits(pack, [prompt["ids"] for prompt in prompts], request_of, kv)
 
-    for prompt, rows in zip(prompts, logits, strict=True):
-        assert np.abs(rows[prompt["positions"]] - prompt["logits"]).max() < MAX_DIFFERENCE
+    differences = [
+        np.abs(rows[prompt["positions"]] - prompt["logits"]).max()
+        for prompt, rows in zip(prompts, logits, strict=True)
+    ]
+    assert max(differences) < largest
 
 
 @pytest.mark.parametrize(("form", "rows"), [("window", 8), ("tile", 64)])
@@ -112,13 +122,14 @@ def test_the_plain_op_set_equals_the_independent_logits(form, rows):
         assert np.abs(found[prompt["positions"]] - prompt["logits"]).max() < MAX_DIFFERENCE
 
 
+@pytest.mark.parametrize("kv", ["fp16", "int8", "f32"])
 @pytest.mark.parametrize("name", QUANTISED)
-def test_a_quantised_file_is_as_near_to_its_exact_logits_as_the_peer(request_of, name):
+def test_a_quantised_file_is_as_near_to_its_exact_logits_as_the_peer(request_of, name, kv):
     prompts = shared_prompts(name)
     model, kind = name.split("/")
 
     with open_pack(SHARED / f"models/{model}/model-{kind}.gguf") as pack:
-        logits = prompt_logits(pack, [prompt["ids"] for prompt in prompts], request_of)
+        logits = prompt_logits(pack, [prompt["ids"] for prompt in prompts], request_of, kv)
 
     kl, top1 = [], []
     for prompt, rows in zip(prompts, logits, strict=True):

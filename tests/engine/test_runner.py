@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from strata_jax.config import TILE_ROWS
+from strata_jax.config import TILE_ROWS, KvType
 from strata_jax.engine.runner import GRAIN, Runner, RunnerOptions
 from tests.stepper import same_bits, same_state
 
@@ -28,7 +28,8 @@ def runner(tiny_pack):
 def programs(request):
     """A runner as the engine makes it, for what its programs look like."""
     pack = request.getfixturevalue(request.param)
-    runner = Runner(pack, pack.config, RunnerOptions(max_context=400), ignore)
+    kv: KvType = "fp16" if request.param == "tiny_pack" else "int8"
+    runner = Runner(pack, pack.config, RunnerOptions(max_context=400, kv=kv), ignore)
     yield runner
     runner.close()
 
@@ -106,7 +107,7 @@ def test_the_state_stays_at_its_addresses(programs, ids):
 def test_compiled_programs_copy_no_leaf_of_the_state(programs, name):
     programs.reset()
     leaves = jax.tree.leaves(programs._state)
-    kinds = {"float32": "f32", "int32": "s32"}
+    kinds = {"float32": "f32", "float16": "f16", "int8": "s8", "int32": "s32"}
     shapes = {f"{kinds[leaf.dtype.name]}[{','.join(map(str, leaf.shape))}]" for leaf in leaves}
     text = getattr(programs, name).as_text()
 

@@ -49,7 +49,7 @@ def blocky_pack(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny(tiny_pack):
     """The float32 model on native ops."""
-    return Stepper(tiny_pack)
+    return Stepper(tiny_pack, kv="f32")
 
 
 @pytest.fixture(scope="session")
@@ -61,12 +61,24 @@ def tiny_plain(tiny_pack):
 @pytest.fixture(scope="session")
 def blocky(blocky_pack):
     """The quantised model on native ops."""
-    return Stepper(blocky_pack)
+    return Stepper(blocky_pack, kv="f32")
 
 
-@pytest.fixture(params=["tiny", "blocky"])
+@pytest.fixture(scope="session")
+def tiny_half(tiny_pack):
+    """The float32 model with a cache in half precision."""
+    return Stepper(tiny_pack, kv="fp16")
+
+
+@pytest.fixture(scope="session")
+def blocky_int8(blocky_pack):
+    """The quantised model with a cache of 8 bits."""
+    return Stepper(blocky_pack, kv="int8")
+
+
+@pytest.fixture(params=["tiny", "tiny_half", "blocky", "blocky_int8"])
 def native(request):
-    """Both models on native ops."""
+    """Both models on native ops, with caches of every type."""
     return request.getfixturevalue(request.param)
 
 

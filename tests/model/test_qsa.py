@@ -65,7 +65,7 @@ def test_equal_scores_select_the_lowest_blocks(tmp_path, ids, zero):
         patch(made.path, at, values.tobytes())
 
     with open_pack(made.path) as pack:
-        stepper = Stepper(pack)
+        stepper = Stepper(pack, kv="f32")
         _, state = stepper.read(ids[:64], steps=64, form="tile")
         prefill = stepper.selected[0]
         _, state = stepper.step(state, ids[64:65], 64, width=8)
@@ -94,10 +94,10 @@ def test_another_budget_equals_a_file_with_that_budget(tmp_path, tiny, tiny_pack
     made = make_model(tmp_path / "wide.gguf", dataclasses.replace(TINY, index_budget=64))
     wide = dataclasses.replace(tiny_pack.config, index_budget=64)
 
-    logits, state = Stepper(tiny_pack, config=wide).read(ids[:100], steps=8)
+    logits, state = Stepper(tiny_pack, config=wide, kv="f32").read(ids[:100], steps=8)
 
     with open_pack(made.path) as pack:
-        expected, expected_state = Stepper(pack).read(ids[:100], steps=8)
+        expected, expected_state = Stepper(pack, kv="f32").read(ids[:100], steps=8)
     narrow, _ = tiny.read(ids[:100], steps=8)
     assert same_bits(logits, expected)
     assert same_state(state, expected_state, 100, RATIO)
@@ -110,10 +110,10 @@ def test_a_budget_past_the_cache_is_dense_attention(tmp_path, tiny_pack, ids):
     made = make_model(tmp_path / "dense.gguf", TINY, pairs=ratios)
     endless = dataclasses.replace(tiny_pack.config, index_budget=1 << 20)
 
-    stepper = Stepper(tiny_pack, config=endless)
+    stepper = Stepper(tiny_pack, config=endless, kv="f32")
     logits, _ = stepper.read(ids[:130], steps=8)
 
     assert stepper.selected[0].shape[1] == stepper.cells // RATIO
     with open_pack(made.path) as pack:
-        expected, _ = Stepper(pack).read(ids[:130], steps=8)
+        expected, _ = Stepper(pack, kv="f32").read(ids[:130], steps=8)
     assert same_bits(logits, expected)

@@ -5,11 +5,13 @@ Without a GPU the same sources run emulated; with `-m gpu` they run where they b
 
 import dataclasses
 import importlib.util
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from strata_jax.config import KvType
 from strata_jax.ops.case_inputs import Call, make_call
 from strata_jax.ops.case_matrices import make_matrix, random_rows
 from strata_jax.ops.cases import CASES, EMBEDDED, POSITIONED, ROW_OPERANDS, STATES, Case
@@ -17,7 +19,7 @@ from strata_jax.ops.native import Backend
 from strata_jax.ops.roles import Role
 from strata_jax.ops.unpack_layouts_ref import LAYOUTS
 from tests.ops_device import device_store, on_device, run_device
-from tests.ops_maker import assert_same_bits, bits, changed, native
+from tests.ops_maker import assert_a_step_apart, assert_same_bits, bits, changed, native
 from tests.ops_rules import poison, with_rows
 
 OPS = [op for op in CASES if op != "gdn_chunk"]
@@ -53,7 +55,7 @@ def on_cpu(call: Call) -> tuple[np.ndarray, ...]:
         return native(call)
 
 
-def small(op: str, rows: int, position: int | None = None, **changes: object) -> Call:
+def small(op: str, rows: int, position: int | None = None, **changes: Any) -> Call:
     """A call at the embedded model's sizes, far enough into a context that blocks are selected."""
     at = position if position is not None else (1003 if op in POSITIONED else 0)
     case = dataclasses.replace(CASES[op][0], rows=rows, position=at, **changes)
@@ -65,6 +67,9 @@ def assert_agrees(op: str, got: tuple[np.ndarray, ...], expected: tuple[np.ndarr
         return assert_same_bits(got, expected)
     assert len(got) == len(expected)
     for place, (g, e) in enumerate(zip(got, expected)):
+        if e.dtype in (np.float16, np.int8):
+            assert_a_step_apart(g, e)
+            continue
         if e.dtype != np.float32:
             np.testing.assert_array_equal(g, e, err_msg=f"result {place}")
             continue
@@ -88,6 +93,14 @@ def test_leaves_dead_rows_alone_and_reads_none(op: str, backend: Backend):
     assert_agrees(op, on_device(call, backend), on_cpu(call))
 
 
+@pytest.mark.parametrize("kv", ["fp16", "int8"])
+@pytest.mark.parametrize("op", ["qsa_append", "qsa_attend"])
+def test_gives_what_the_cpu_gives_over_rounded_cells(op: str, kv: KvType, backend: Backend):
+    call = with_rows(small(op, 13, kv=kv), 0, 9, 13)
+
+    assert_agrees(op, on_device(call, backend), on_cpu(call))
+
+
 @pytest.mark.parametrize("op", [op for op in OPS if op not in STATES and op not in POSITIONED])
 def test_gives_a_row_the_same_bits_wherever_it_stands(op: str, backend: Backend):
     call = small(op, 8)
@@ -101,10 +114,14 @@ def test_gives_a_row_the_same_bits_wherever_it_stands(op: str, backend: Backend)
     assert_same_bits(shuffled, tuple(part[order] for part in straight))
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_gives_a_window_the_bits_of_its_rows_alone(op: str, backend: Backend):
+@pytest.mark.parametrize(
+    ("op", "kv"),
+    [(op, "f32") for op in OPS]
+    + [(op, kv) for op in ("qsa_append", "qsa_attend") for kv in ("fp16", "int8")],
+)
+def test_gives_a_window_the_bits_of_its_rows_alone(op: str, kv: KvType, backend: Backend):
     """Contract W, states and caches included: one window of 5 rows, then five of one row."""
-    call = small(op, 5)
+    call = small(op, 5, kv=kv)
     with device_store(backend, call.matrices) as store:
         together = run_device(call, backend, store)
         alone, step = [], call

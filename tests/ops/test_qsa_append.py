@@ -20,8 +20,8 @@ KEYS, VALUES, RAW, INDEX_KEYS = 6, 7, 8, 9
 CELLS = 128
 
 
-def make(rows=8, position=0, seed=0):
-    case = dataclasses.replace(CASES["qsa_append"][0], rows=rows, position=position)
+def make(rows=8, position=0, seed=0, kv="f32"):
+    case = dataclasses.replace(CASES["qsa_append"][0], rows=rows, position=position, kv=kv)
     return make_call("qsa_append", case, seed=seed)
 
 
@@ -43,10 +43,18 @@ class TestRules(Rules, InPlaceRules):
     op = "qsa_append"
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+class TestHalfRules(TestRules):
+    kv = "fp16"
+
+
+class TestInt8Rules(TestRules):
+    kv = "int8"
+
+
+@pytest.mark.parametrize("kv", ["fp16", "int8", "f32"])
 @pytest.mark.parametrize("case", small_cases("qsa_append"), ids=lambda case: case.name)
-def test_equals_its_twin(case, seed):
-    call = make_call("qsa_append", case, seed=seed)
+def test_equals_its_twin(case, kv):
+    call = make_call("qsa_append", dataclasses.replace(case, kv=kv), seed=1)
 
     assert_close("qsa_append", native(call), run_plain(call))
 
@@ -88,7 +96,7 @@ def test_pools_a_block_from_the_cells_before_the_window_too():
 def test_puts_keys_at_position_zero_without_rotation():
     call = changed(make(), live=np.int32(1))
 
-    _, _, keys, values, raw, _ = native(call)
+    _, _, keys, values, raw, *_ = native(call)
 
     proj = call.operands[0][0]
     k = proj[1024:1152].reshape(2, 64)
@@ -103,12 +111,58 @@ def test_keeps_to_keys_and_values_without_an_indexer(position):
     call = changed(without_indexer(make()), pos=np.int32(position), live=np.int32(8))
     full = native(changed(make(), pos=np.int32(position), live=np.int32(8)))
 
-    q, index_q, keys, values, raw, index_keys = native(call)
+    q, index_q, keys, values, raw, index_keys, _ = native(call)
 
     assert_same_bits((q, keys, values), (full[0], full[2], full[3]))
     assert index_q.shape == (8, 0, 64)
     assert not raw.any()
     assert not index_keys.any()
+
+
+def test_rounds_halves_to_nearest_even_whatever_their_size():
+    call = make(rows=1, kv="fp16")
+    values = np.zeros((2, 64), np.float32)
+    values[0, :6] = 1e-8, 3e-8, 2**-25, 3 * 2**-25, 6.1e-5, 6.0975e-5
+    values[0, 6:12] = 1 + 2**-11, 1 + 3 * 2**-11, -65519, 65520, np.inf, np.nan
+    proj = call.operands[0].copy()
+    proj[0, 1152:1280] = values.ravel()
+
+    got = native(changed(call, _0=proj))[3][0]
+
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(got, values.astype(np.float16))
+
+
+def test_quantises_groups_by_contract_t():
+    call = make(rows=1, kv="int8")
+    values = np.random.default_rng(3).standard_normal((2, 64)).astype(np.float32)
+    values[1] = 1e-31
+    proj = call.operands[0].copy()
+    proj[0, 1152:1280] = values.ravel()
+    _, _, _, codes, _, _, scales = native(changed(call, _0=proj))
+    proj[0, 1152 + 70] = np.inf
+    _, _, _, _, _, _, broken = native(changed(call, _0=proj))
+
+    largest = np.abs(values[0]).max()
+    expected = np.rint(values[0] * (np.float32(127) / largest))
+    np.testing.assert_array_equal(codes[0], [expected, np.zeros(64)])
+    np.testing.assert_array_equal(
+        scales[0, :, 1], [largest * np.float32(float.fromhex("0x1.020408p-7")), 0]
+    )
+    assert np.isnan(broken[0]).tolist() == [[False, False], [False, True]]
+
+
+@pytest.mark.parametrize("kv", ["fp16", "int8"])
+def test_names_caches_whose_types_differ(kv):
+    call, other = make(), make(kv=kv)
+    for place in (KEYS, VALUES):
+        with pytest.raises(OP_ERRORS, match="qsa_append: shapes or types of keys, values"):
+            native(changed(call, **{f"_{place}": other.operands[place]}))
+
+
+def test_names_scales_that_do_not_belong_to_the_cells():
+    with pytest.raises(OP_ERRORS, match="qsa_append: shapes or types of keys, values"):
+        native(changed(make(kv="int8"), _10=np.zeros((CELLS, 2, 1), np.float32)))
 
 
 def test_rotates_far_positions_like_its_twin():
@@ -154,7 +208,7 @@ class TestErrors:
         ],
     )
     def test_name_shapes_that_do_not_belong_together(self, place, shape):
-        with pytest.raises(OP_ERRORS, match="qsa_append: shapes of proj, the norms, keys, values"):
+        with pytest.raises(OP_ERRORS, match="qsa_append: shapes o"):
             native(changed(self.call, **{f"_{place}": np.zeros(shape, np.float32)}))
 
     @pytest.mark.parametrize("ratio", [0, -4])

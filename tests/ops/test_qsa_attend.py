@@ -16,11 +16,11 @@ from tests.ops_maker import (
 )
 from tests.ops_rules import Rules
 
-KEYS, VALUES, BLOCKS = 2, 3, 4
+KEYS, VALUES, BLOCKS, SCALES = 2, 3, 4, 5
 
 
-def make(rows=8, position=1001, seed=0):
-    case = dataclasses.replace(CASES["qsa_attend"][0], rows=rows, position=position)
+def make(rows=8, position=1001, seed=0, kv="f32"):
+    case = dataclasses.replace(CASES["qsa_attend"][0], rows=rows, position=position, kv=kv)
     return make_call("qsa_attend", case, seed=seed)
 
 
@@ -34,10 +34,18 @@ class TestRules(Rules):
     op = "qsa_attend"
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+class TestHalfRules(TestRules):
+    kv = "fp16"
+
+
+class TestInt8Rules(TestRules):
+    kv = "int8"
+
+
+@pytest.mark.parametrize("kv", ["fp16", "int8", "f32"])
 @pytest.mark.parametrize("case", small_cases("qsa_attend"), ids=lambda case: case.name)
-def test_equals_its_twin(case, seed):
-    call = make_call("qsa_attend", case, seed=seed)
+def test_equals_its_twin(case, kv):
+    call = make_call("qsa_attend", dataclasses.replace(case, kv=kv), seed=1)
 
     assert_close("qsa_attend", native(call), run_plain(call))
 
@@ -120,6 +128,33 @@ def test_shows_a_nan_of_a_cell_it_attends_to():
     assert np.argwhere(heads).tolist() == [[head, 5] for head in range(4)]  # of that key head
 
 
+@pytest.mark.parametrize("kv", ["fp16", "int8"])
+def test_equals_attention_over_the_widened_cells(kv):
+    call = make(kv=kv)
+    keys, values, scales = (call.operands[place] for place in (KEYS, VALUES, SCALES))
+    if kv == "int8":
+        keys, values = keys * scales[..., :1], values * scales[..., 1:]
+    wide = changed(
+        call, _2=keys.astype(np.float32), _3=values.astype(np.float32), _5=make().operands[SCALES]
+    )
+
+    assert_same_bits(native(call), native(wide))
+
+
+@pytest.mark.parametrize("kv", ["fp16", "int8"])
+def test_does_not_read_rounded_cells_that_no_row_attends_to(kv):
+    call = make(kv=kv)
+    listed = np.unique(call.operands[BLOCKS][:, :, None] * 4 + np.arange(4))
+    used = np.union1d(listed, np.arange(1000, 1009))
+    new = {}
+    for place in (KEYS, VALUES) if kv == "fp16" else (SCALES,):
+        cells = np.full_like(call.operands[place], np.nan)
+        cells[used] = call.operands[place][used]
+        new[f"_{place}"] = cells
+
+    assert_same_bits(native(changed(call, **new)), native(call))
+
+
 class TestErrors:
     call = make()
 
@@ -164,13 +199,13 @@ class TestErrors:
         ],
     )
     def test_name_shapes_that_do_not_belong_together(self, place, shape):
-        with pytest.raises(OP_ERRORS, match="qsa_attend: shapes of q, proj, keys, values"):
+        with pytest.raises(OP_ERRORS, match="qsa_attend: shapes o"):
             native(changed(self.call, **{f"_{place}": np.zeros(shape, np.float32)}))
 
     def test_name_blocks_of_another_number_of_rows(self):
-        with pytest.raises(OP_ERRORS, match="qsa_attend: shapes of q, proj, keys, values"):
+        with pytest.raises(OP_ERRORS, match="qsa_attend: shapes o"):
             native(changed(self.call, _4=self.call.operands[BLOCKS][:7]))
 
     def test_name_a_ratio_below_zero(self):
-        with pytest.raises(OP_ERRORS, match="qsa_attend: shapes of q, proj, keys, values"):
+        with pytest.raises(OP_ERRORS, match="qsa_attend: shapes o"):
             native(dataclasses.replace(self.call, attributes={"ratio": -4}))

@@ -110,7 +110,7 @@ def test_knows_what_may_be_locked(
 
 def test_workspaces_grow_with_what_they_are_for(config):
     def size(context: int = 4096, **steps) -> int:
-        kv = kv_bytes_per_token(config, 4)
+        kv = kv_bytes_per_token(config, "f32")
         return workspace_bytes(config, StepSizes(**steps), context, kv)
 
     assert size(tile_rows=512) > size()
@@ -118,7 +118,7 @@ def test_workspaces_grow_with_what_they_are_for(config):
     assert size(context=1 << 18) > size()
     assert size(all_logits=True) - size() == 255 * config.vocab_size * 4
     dense = dataclasses.replace(config, index_budget=0)
-    kv = kv_bytes_per_token(dense, 4)
+    kv = kv_bytes_per_token(dense, "f32")
     assert workspace_bytes(dense, StepSizes(), 4096, kv) == workspace_bytes(
         dense, StepSizes(), 1 << 18, kv
     )
@@ -148,7 +148,7 @@ def test_workspaces_cover_what_xla_asks_for(config, all_logits: bool):
             asked += memory.temp_size_in_bytes + max(0, made)
         running.close()
 
-    kv = kv_bytes_per_token(config, 4)
+    kv = kv_bytes_per_token(config, "f32")
     assert asked < workspace_bytes(config, StepSizes(all_logits=all_logits), context, kv)
 
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from strata_jax.config import KvType
 from strata_jax.errors import UsageError
 from strata_jax.weights.pack import open_pack
 from strata_jax.weights.plan import TIERS, kv_bytes_per_token, make_plan, state_bytes
@@ -15,10 +16,10 @@ from tests.gguf_writer import Tensor
 
 @pytest.fixture
 def plan(tmp_path):
-    def made(*args, max_context=None, **kwargs):
+    def made(*args, max_context=None, kv: KvType = "fp16", **kwargs):
         path = make_model(tmp_path / "f.gguf", *args, **{"sparse": True, **kwargs}).path
         with open_pack(path) as pack:
-            return make_plan(pack, max_context)
+            return make_plan(pack, max_context, kv)
 
     return made
 
@@ -51,7 +52,16 @@ def test_plans_for_a_context(plan, length, asked, context):
 
     assert result.max_context == context
     # One attention layer: keys and values of 2 heads x 32, index key 32, pooled key 32 / 4.
-    assert result.kv_bytes == context * (2 * 2 * 32 + 32 + 8) * 4
+    assert result.kv_bytes == context * (2 * 2 * 32 * 2 + (32 + 8) * 4)
+
+
+@pytest.mark.parametrize(("kv", "head"), [("fp16", 32 * 2), ("int8", 32 + 4), ("f32", 32 * 4)])
+def test_plans_for_a_type_of_cache(plan, kv, head):
+    result = plan(max_context=100, kv=kv)
+
+    assert result.kv_bytes == 100 * (2 * 2 * head + (32 + 8) * 4)
+    assert result.to_json()["kv"] == kv
+    assert f"for 100 tokens, {kv}" in result.table()
 
 
 def test_keeps_a_longer_context_with_a_line(plan):
@@ -76,7 +86,7 @@ def test_adds_up_the_state(plan):
 def test_keeps_no_index_keys_without_sparse_attention(plan):
     config = dataclasses.replace(plan().config, index_budget=0)
 
-    assert kv_bytes_per_token(config, 2) == 2 * 2 * 32 * 2
+    assert kv_bytes_per_token(config, "fp16") == 2 * 2 * 32 * 2
 
 
 def test_is_json_and_a_table(plan):

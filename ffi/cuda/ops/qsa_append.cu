@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/ops/qsa_append.h"
+#include "cuda/ops/qsa_cells.cuh"
 #include "cuda/reduce.cuh"
 
 namespace strata {
@@ -153,11 +154,9 @@ __device__ void PoolBlock(const QsaAppendArgs& a, int lane, int t, int pos, cons
   for (int i = lane; i < a.index_dim; i += 32) to[static_cast<int64_t>(i) * 16] = scratch.x[i];
 }
 
-__device__ __forceinline__ void Store(float* to, float value) { *to = value; }
-
 template <typename Stored>
 __global__ void __launch_bounds__(32 * kWarps)
-    AppendKernel(const __grid_constant__ QsaAppendArgs a, Stored* keys, Stored* values) {
+    AppendKernel(const __grid_constant__ QsaAppendArgs a) {
   STRATA_SHARED(float, shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int t = blockIdx.y;
@@ -182,15 +181,19 @@ __global__ void __launch_bounds__(32 * kWarps)
     return;
   }
   if (dead) return;
-  const int64_t cell = static_cast<int64_t>(pos + t) * a.num_kv_heads + job.head;
+  const int64_t head = static_cast<int64_t>(pos + t) * a.num_kv_heads + job.head;
+  const int groups = GroupsOf(dim);
+  float* scales = a.cells.scales + head * 2 * groups;          // not looked at unless there are any
+  const auto own_value = [&](int i) { return scratch.x[i]; };  // the lane's i are its own
   switch (job.kind) {
     case Kind::kKey:
       Fetch(a, lane, dim, read, a.k_norm, scratch);
       NormRotate(a, lane, dim, pos + t, scratch);
-      for (int i = lane; i < dim; i += 32) Store(keys + cell * dim + i, scratch.x[i]);
+      StoreHead(Stored(), lane, dim, own_value, a.cells.keys, head * dim, scales);
       break;
     case Kind::kValue:
-      Spread(lane, dim, read, [&](int i, float x) { Store(values + cell * dim + i, x); });
+      Spread(lane, dim, read, [&](int i, float x) { scratch.x[i] = x; });
+      StoreHead(Stored(), lane, dim, own_value, a.cells.values, head * dim, scales + groups);
       break;
     case Kind::kIndexRaw:
       Spread(lane, dim, read,
@@ -213,7 +216,14 @@ std::string QsaAppend(const QsaAppendArgs& args, cudaStream_t stream) {
   shape.block = dim3(32 * kWarps);
   shape.shared_bytes = static_cast<size_t>(kWarps) * width * sizeof(float);
   shape.stream = stream;
-  return Launch(AppendKernel<float>, shape, args, args.keys, args.values);
+  switch (args.cells.type) {
+    case CellType::kFloat32:
+      return Launch(AppendKernel<Float32Cells>, shape, args);
+    case CellType::kFloat16:
+      return Launch(AppendKernel<Float16Cells>, shape, args);
+    default:
+      return Launch(AppendKernel<Int8Cells>, shape, args);
+  }
 }
 
 }  // namespace strata

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include "common/cells.h"
 #include "cuda/launch.h"
 
 namespace strata {
@@ -21,8 +22,7 @@ struct QsaAppendArgs {
   const float* inv_freq;      // [R/2]
   const int32_t* pos;         // position of row 0
   const int32_t* live;
-  float* keys;        // [S, K, C]       in place
-  float* values;      // [S, K, C]       in place
+  CellStore cells;    // [S, K, C]       in place
   float* index_raw;   // [S, IC]         in place
   float* index_keys;  // [M/16, IC, 16]  in place
   float* q;           // [T, H, C]

@@ -71,7 +71,7 @@ __device__ __forceinline__ void StartPart(const QsaAttendArgs& a, const Part& pa
   for (int n = 0; n < kVectors; ++n) {
     const int i = 4 * (threadIdx.x + n * kAttendThreads);
     query[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (i < part.heads * a.head_dim) query[n] = LoadFour(from + i);
+    if (i < part.heads * a.head_dim) query[n] = __ldg(reinterpret_cast<const float4*>(from + i));
   }
   FetchCells(a, part, first_row, part.slot, shared.cells);
 #pragma unroll
@@ -85,8 +85,7 @@ __device__ __forceinline__ void StartPart(const QsaAttendArgs& a, const Part& pa
 // shared.cells has the first tile's. `q` has the queries, and behind them room for half of the
 // sums.
 template <typename Stored, int kSteps>
-__device__ __forceinline__ void AttendSlot(const QsaAttendArgs& a, const Cut& cut,
-                                           const Stored* keys, const Stored* values, int first_row,
+__device__ __forceinline__ void AttendSlot(const QsaAttendArgs& a, const Cut& cut, int first_row,
                                            float* q, AttendShared<kSteps>& shared, float* sums,
                                            float2* stats) {
   const int thread = threadIdx.x, dim = a.head_dim;
@@ -99,16 +98,16 @@ __device__ __forceinline__ void AttendSlot(const QsaAttendArgs& a, const Cut& cu
       __syncthreads();
     }
     if (shared.cells[0] < 0) break;
-    float4 key[kKeyCells][2];
-    float2 value[kValueCells];
-    LoadKeys(a, keys + part.kv_head * dim, shared.cells + thread / 32 * kKeyCells, key);
-    LoadValues(a, values + part.kv_head * dim, shared.cells + first_value, value);
-    Score<kSteps>(key, q, dim, shared);
+    LoadedKeys<Stored> key;
+    LoadedValues<Stored> value;
+    LoadKeys(a, part.kv_head, shared.cells + thread / 32 * kKeyCells, key);
+    LoadValues(a, part.kv_head, shared.cells + first_value, value);
+    Score<Stored, kSteps>(key, q, dim, shared);
     __syncthreads();
     Softmax<kSteps>(1.0f / sqrtf(static_cast<float>(dim)), first_tile, shared);
     __syncthreads();
     float2 sum[kHeadStep * kSteps] = {};
-    AddValues<kSteps>(value, first_value, shared, sum);
+    AddValues<Stored, kSteps>(value, first_value, shared, sum);
     const int64_t slot = static_cast<int64_t>(part.row) * cut.slots + part.slot;
     WriteSums<kSteps>(sum, dim, first_tile, sums + (slot * a.num_heads + part.head) * dim,
                       reinterpret_cast<float2*>(q + kHeadStep * kSteps * kMostAttendDim), shared);
@@ -126,8 +125,7 @@ __device__ __forceinline__ void AttendSlot(const QsaAttendArgs& a, const Cut& cu
 template <typename Stored, int kSteps>
 __global__ void __launch_bounds__(kAttendThreads, 2)
     AttendKernel(const __grid_constant__ QsaAttendArgs a, const __grid_constant__ Cut cut,
-                 const Stored* keys, const Stored* values, float* sums, float2* stats,
-                 int first_row, int num_rows) {
+                 float* sums, float2* stats, int first_row, int num_rows) {
   STRATA_SHARED(float, q);
   __shared__ AttendShared<kSteps> shared;
   // Between parts the loop's numbers wait in shared memory: the tiles need every register.
@@ -143,14 +141,14 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
       shared.items = live_rows * cut.parts;
     }
     __syncthreads();
-    AttendSlot<Stored, kSteps>(a, cut, keys, values, first_row, q, shared, sums, stats);
+    AttendSlot<Stored, kSteps>(a, cut, first_row, q, shared, sums, stats);
     item = shared.next;
     items = shared.items;
     __syncthreads();
   } while (item < items);
 }
 
-template <int kSteps>
+template <typename Stored, int kSteps>
 std::string AttendRows(const QsaAttendArgs& args, const Cut& cut, int first, int rows, float* sums,
                        float2* stats, cudaStream_t stream) {
   Shape shape;
@@ -158,8 +156,20 @@ std::string AttendRows(const QsaAttendArgs& args, const Cut& cut, int first, int
   shape.block = dim3(kAttendThreads);
   shape.shared_bytes = sizeof(float) * 2 * kHeadStep * kSteps * kMostAttendDim;
   shape.stream = stream;
-  return Launch(AttendKernel<float, kSteps>, shape, args, cut, args.keys, args.values, sums, stats,
-                first, rows);
+  return Launch(AttendKernel<Stored, kSteps>, shape, args, cut, sums, stats, first, rows);
+}
+
+template <typename Stored>
+std::string AttendHeads(const QsaAttendArgs& args, const Cut& cut, int heads, int first, int rows,
+                        float* sums, float2* stats, cudaStream_t stream) {
+  switch ((heads + kHeadStep - 1) / kHeadStep) {
+    case 1:
+      return AttendRows<Stored, 1>(args, cut, first, rows, sums, stats, stream);
+    case 2:
+      return AttendRows<Stored, 2>(args, cut, first, rows, sums, stats, stream);
+    default:
+      return AttendRows<Stored, 3>(args, cut, first, rows, sums, stats, stream);
+  }
 }
 
 // One pair of launches, for rows first..first+rows-1.
@@ -172,15 +182,15 @@ std::string Attend(const QsaAttendArgs& args, int first, int rows, cudaStream_t 
                                                        cut.slots * args.num_heads * args.head_dim);
   const int heads = (group_heads + cut.groups - 1) / cut.groups;
   std::string error;
-  switch ((heads + kHeadStep - 1) / kHeadStep) {
-    case 1:
-      error = AttendRows<1>(args, cut, first, rows, sums, stats, stream);
+  switch (args.cells.type) {
+    case CellType::kFloat32:
+      error = AttendHeads<Float32Cells>(args, cut, heads, first, rows, sums, stats, stream);
       break;
-    case 2:
-      error = AttendRows<2>(args, cut, first, rows, sums, stats, stream);
+    case CellType::kFloat16:
+      error = AttendHeads<Float16Cells>(args, cut, heads, first, rows, sums, stats, stream);
       break;
     default:
-      error = AttendRows<3>(args, cut, first, rows, sums, stats, stream);
+      error = AttendHeads<Int8Cells>(args, cut, heads, first, rows, sums, stats, stream);
   }
   if (!error.empty()) return error;
   Shape shape;

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <string>
 
+#include "common/cells.h"
 #include "cuda/launch.h"
 
 namespace strata {
@@ -28,8 +29,7 @@ inline constexpr int kMostAttendDim = 256;
 struct QsaAttendArgs {
   const float* q;         // [T, H, C]
   const float* proj;      // [T, proj_stride]  head h's gate lies at (2 h + 1) C
-  const float* keys;      // [S, K, C]
-  const float* values;    // [S, K, C]
+  CellStore cells;        // [S, K, C]      read only
   const int32_t* blocks;  // [T, NB]
   const int32_t* pos;     // position of row 0
   const int32_t* live;

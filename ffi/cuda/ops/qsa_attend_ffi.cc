@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/cells_ffi.h"
 #include "common/check.h"
 #include "cuda/handlers.h"
 #include "cuda/ops/qsa_attend.h"
@@ -12,21 +13,23 @@ namespace {
 namespace ffi = xla::ffi;
 
 ffi::Error Handle(StreamArgument stream, ffi::BufferR3<ffi::F32> q, ffi::BufferR2<ffi::F32> proj,
-                  ffi::BufferR3<ffi::F32> keys, ffi::BufferR3<ffi::F32> values,
-                  ffi::BufferR2<ffi::S32> blocks, ffi::BufferR0<ffi::S32> pos,
+                  ffi::AnyBuffer keys, ffi::AnyBuffer values, ffi::BufferR2<ffi::S32> blocks,
+                  ffi::BufferR3<ffi::F32> scales, ffi::BufferR0<ffi::S32> pos,
                   ffi::BufferR0<ffi::S32> live, ffi::ResultBufferR2<ffi::F32> out,
                   ffi::ResultBufferR1<ffi::U8> workspace, int64_t ratio) {
+  QsaAttendArgs args = {};
+  STRATA_CHECK_ARG("qsa_attend", IsCache(keys, values, scales, args.cells.type),
+                   "shapes or types of keys, values and scales do not belong together");
   const int64_t num_rows = q.dimensions()[0], num_heads = q.dimensions()[1];
   const int64_t head_dim = q.dimensions()[2], num_kv_heads = keys.dimensions()[1];
   const int64_t cells = keys.dimensions()[0], num_blocks = blocks.dimensions()[1];
   STRATA_CHECK_ARG("qsa_attend",
                    ratio >= 0 && head_dim % 16 == 0 && num_kv_heads > 0 &&
                        num_heads % num_kv_heads == 0 && keys.dimensions()[2] == head_dim &&
-                       HasShape(values, {cells, num_kv_heads, head_dim}) &&
                        proj.dimensions()[0] == num_rows && blocks.dimensions()[0] == num_rows &&
                        proj.dimensions()[1] >= 2 * num_heads * head_dim &&
                        HasShape(*out, {num_rows, num_heads * head_dim}),
-                   "shapes of q, proj, keys, values and blocks do not belong together");
+                   "shapes of q, proj, keys and blocks do not belong together");
   STRATA_CHECK_ARG("qsa_attend", head_dim > 0 && head_dim <= kMostAttendDim,
                    "heads of " + std::to_string(head_dim) + " values, at most " +
                        std::to_string(kMostAttendDim) + " expected on a GPU");
@@ -36,11 +39,11 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR3<ffi::F32> q, ffi::BufferR
   STRATA_CHECK_ARG("qsa_attend", bytes >= row_bytes,
                    "workspace of " + std::to_string(bytes) + " bytes, expected at least the " +
                        std::to_string(row_bytes) + " of one row's partial sums");
-  QsaAttendArgs args = {};
   args.q = q.typed_data();
   args.proj = proj.typed_data();
-  args.keys = keys.typed_data();
-  args.values = values.typed_data();
+  args.cells.keys = keys.untyped_data();
+  args.cells.values = values.untyped_data();
+  args.cells.scales = scales.typed_data();
   args.blocks = blocks.typed_data();
   args.pos = pos.typed_data();
   args.live = live.typed_data();
@@ -66,9 +69,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(QsaAttendFfi, Caught("qsa_attend", Handle),
                                   .Ctx<StreamContext>()
                                   .Arg<ffi::BufferR3<ffi::F32>>()  // q
                                   .Arg<ffi::BufferR2<ffi::F32>>()  // proj
-                                  .Arg<ffi::BufferR3<ffi::F32>>()  // keys
-                                  .Arg<ffi::BufferR3<ffi::F32>>()  // values
+                                  .Arg<ffi::AnyBuffer>()           // keys
+                                  .Arg<ffi::AnyBuffer>()           // values
                                   .Arg<ffi::BufferR2<ffi::S32>>()  // blocks
+                                  .Arg<ffi::BufferR3<ffi::F32>>()  // scales
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // pos
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // live
                                   .Ret<ffi::BufferR2<ffi::F32>>()  // out

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/ops/qsa_attend.h"
+#include "cuda/ops/qsa_cells.cuh"
 #include "cuda/ops/qsa_parts.cuh"
 
 namespace strata::attend {
@@ -13,14 +14,6 @@ constexpr int kKeyCells = kAttendTile / kAttendWarps;  // of a warp
 constexpr int kValueCells = kAttendTile / 2;           // of a thread: half of a tile
 constexpr int kHeadStep = 4;                           // query heads at a time
 constexpr int kMostHeadSteps = 3;                      // of a thread block
-
-// The stored types of keys and values differ in these two alone.
-__device__ __forceinline__ float4 LoadFour(const float* from) {
-  return __ldg(reinterpret_cast<const float4*>(from));
-}
-__device__ __forceinline__ float2 LoadTwo(const float* from) {
-  return __ldg(reinterpret_cast<const float2*>(from));
-}
 
 // An entry of a row's list of blocks and the one before it; -1 past the end, and 0 before the
 // first.
@@ -72,20 +65,28 @@ struct AttendShared {
   float rescale[kHeads];                // what earlier tiles' sums are worth under the new maximum
 };
 
-// Two vectors of four channels for each of the warp's cells. Where there is none cell 0 stands in,
-// and its score is dropped.
+// Two vectors of four channels for each of the warp's cells, as they are stored, so that more loads
+// fit into the registers. Where there is none cell 0 stands in, and its score is dropped.
 template <typename Stored>
-__device__ __forceinline__ void LoadKeys(const QsaAttendArgs& a, const Stored* keys,
-                                         const int* cells, float4 (&key)[kKeyCells][2]) {
-  const int channel = threadIdx.x % 32 * 4;
+struct LoadedKeys {
+  typename Stored::Four key[kKeyCells][2];
+  float scale[kKeyCells][2];
+};
+
+template <typename Stored>
+__device__ __forceinline__ void LoadKeys(const QsaAttendArgs& a, int kv_head, const int* cells,
+                                         LoadedKeys<Stored>& to) {
 #pragma unroll
   for (int v = 0; v < 2; ++v) {
+    const int channel = threadIdx.x % 32 * 4 + 128 * v;
 #pragma unroll
     for (int c = 0; c < kKeyCells; ++c) {
-      key[c][v] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (channel + 128 * v < a.head_dim) {
-        const int64_t cell = max(cells[c], 0);
-        key[c][v] = LoadFour(keys + cell * a.num_kv_heads * a.head_dim + channel + 128 * v);
+      to.key[c][v] = {};
+      to.scale[c][v] = 0.0f;
+      if (channel < a.head_dim) {
+        const int64_t head = static_cast<int64_t>(max(cells[c], 0)) * a.num_kv_heads + kv_head;
+        to.key[c][v] = LoadFour<Stored>(a.cells.keys, head * a.head_dim + channel);
+        to.scale[c][v] = LoadScale<Stored>(a.cells, head, a.head_dim, false, channel);
       }
     }
   }
@@ -93,15 +94,23 @@ __device__ __forceinline__ void LoadKeys(const QsaAttendArgs& a, const Stored* k
 
 // Two channels of each of the thread's cells, zeros where there is none.
 template <typename Stored>
-__device__ __forceinline__ void LoadValues(const QsaAttendArgs& a, const Stored* values,
-                                           const int* cells, float2 (&value)[kValueCells]) {
+struct LoadedValues {
+  typename Stored::Two value[kValueCells];
+  float scale[kValueCells];
+};
+
+template <typename Stored>
+__device__ __forceinline__ void LoadValues(const QsaAttendArgs& a, int kv_head, const int* cells,
+                                           LoadedValues<Stored>& to) {
   const int column = threadIdx.x % kAttendPairs * 2;
 #pragma unroll
   for (int c = 0; c < kValueCells; ++c) {
-    value[c] = make_float2(0.0f, 0.0f);
+    to.value[c] = {};
+    to.scale[c] = 0.0f;
     if (cells[c] >= 0 && column < a.head_dim) {
-      value[c] =
-          LoadTwo(values + static_cast<int64_t>(cells[c]) * a.num_kv_heads * a.head_dim + column);
+      const int64_t head = static_cast<int64_t>(cells[c]) * a.num_kv_heads + kv_head;
+      to.value[c] = LoadTwo<Stored>(a.cells.values, head * a.head_dim + column);
+      to.scale[c] = LoadScale<Stored>(a.cells, head, a.head_dim, true, column);
     }
   }
 }
@@ -114,10 +123,16 @@ __device__ __forceinline__ float Dot(float4 a, float4 b, float sum) {
 }
 
 // shared.weights <- q . key for the warp's cells; q [heads, C].
-template <int kSteps>
-__device__ __forceinline__ void Score(const float4 (&key)[kKeyCells][2], const float* q, int dim,
+template <typename Stored, int kSteps>
+__device__ __forceinline__ void Score(const LoadedKeys<Stored>& loaded, const float* q, int dim,
                                       AttendShared<kSteps>& shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float4 key[kKeyCells][2];
+#pragma unroll
+  for (int c = 0; c < kKeyCells; ++c) {
+#pragma unroll
+    for (int v = 0; v < 2; ++v) key[c][v] = Stored::Widen(loaded.key[c][v], loaded.scale[c][v]);
+  }
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     float x[kKeyCells * kHeadStep] = {};
@@ -172,12 +187,13 @@ __device__ __forceinline__ void Softmax(float scale, bool first_tile,
 }
 
 // The weighted sums of the values of half a tile's cells, from `first_cell` on.
-template <int kSteps>
-__device__ __forceinline__ void AddValues(const float2 (&value)[kValueCells], int first_cell,
+template <typename Stored, int kSteps>
+__device__ __forceinline__ void AddValues(const LoadedValues<Stored>& loaded, int first_cell,
                                           const AttendShared<kSteps>& shared,
                                           float2 (&sum)[kHeadStep * kSteps]) {
 #pragma unroll
   for (int c = 0; c < kValueCells; ++c) {
+    const float2 value = Stored::Widen(loaded.value[c], loaded.scale[c]);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const float4 weight = shared.weights[first_cell + c][step];
@@ -185,8 +201,8 @@ __device__ __forceinline__ void AddValues(const float2 (&value)[kValueCells], in
 #pragma unroll
       for (int h = 0; h < kHeadStep; ++h) {
         float2& to = sum[step * kHeadStep + h];
-        to.x = __fmaf_rn(each[h], value[c].x, to.x);
-        to.y = __fmaf_rn(each[h], value[c].y, to.y);
+        to.x = __fmaf_rn(each[h], value.x, to.x);
+        to.y = __fmaf_rn(each[h], value.y, to.y);
       }
     }
   }
