@@ -16,9 +16,10 @@ from strata_jax.errors import UsageError
 
 LayerKind = Literal["linear", "attention"]
 Platform = Literal["cpu", "cuda"]
+"""Where the model runs."""
+
 TILE_ROWS: Mapping[Platform, int] = {"cpu": 256, "cuda": 2048}
 """Rows of a prompt tile. Bits depend on them (numerics.md, contract C)."""
-"""Where the model runs."""
 
 NgramIo = Literal["direct", "mmap", "ram"]
 KvType = Literal["fp16", "int8", "f32"]

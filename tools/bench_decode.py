@@ -13,13 +13,14 @@ import argparse
 import importlib
 import time
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from repeated_pack import repeated_pack
 
 from strata_jax.cli.devices import start_jax
 from strata_jax.cli.plan import plan_here
-from strata_jax.config import TierSettings
+from strata_jax.config import TILE_ROWS, KvType, TierSettings
 from strata_jax.weights.budget import StepSizes
 from strata_jax.weights.plan import make_plan
 
@@ -34,6 +35,7 @@ def parse_flags() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--rows", type=int, default=1, help="live rows of the windows with logits")
     parser.add_argument("--expert_cache", type=int, default=None)
+    parser.add_argument("--kv", choices=get_args(KvType), default="fp16")
     parser.add_argument("--layers", type=int, default=None, help="a multiple of the file's")
     return parser.parse_args()
 
@@ -47,14 +49,23 @@ def main() -> None:
         settings = TierSettings(expert_cache=arguments.expert_cache)
         context = arguments.depth + 4 * (arguments.steps + WARM_UP) * arguments.rows
         free_before = free_bytes(arguments.platform)
-        plan = plan_here(pack, make_plan(pack, context), settings, StepSizes(), arguments.platform)
+        plan = plan_here(
+            pack,
+            make_plan(pack, context, arguments.kv),
+            settings,
+            StepSizes(tile_rows=TILE_ROWS[arguments.platform]),
+            arguments.platform,
+        )
         plan.check()
         start_jax(arguments.platform, plan.xla_bytes)
         from strata_jax.engine.runner import Runner, RunnerOptions
         from strata_jax.ops.native import Backend
 
         options = RunnerOptions(
-            max_context=context, backend=Backend(arguments.platform), tiers=settings
+            max_context=context,
+            kv=arguments.kv,
+            backend=Backend(arguments.platform),
+            tiers=settings,
         )
         began = time.perf_counter()
         runner = Runner(pack, pack.config, options, Stages(began))

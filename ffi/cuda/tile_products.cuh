@@ -102,8 +102,8 @@ __device__ __forceinline__ RowPair LoadRows(const uint8_t* stage, int row, int b
 
 // acc + the scaled sums of a block, in the order of d[] of mma.cuh.
 template <Form kForm>
-__device__ __forceinline__ void AddSums(const Start& start, const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                        const RowPair& rows, const ColumnPair& columns,
+__device__ __forceinline__ void AddSums(const Start& start, const uint32_t (&a)[4], uint32_t b0,
+                                        uint32_t b1, const RowPair& rows, const ColumnPair& columns,
                                         float (&acc)[4]) {
   int s[4], s2[4];
   if constexpr (IsSplit(kForm)) {

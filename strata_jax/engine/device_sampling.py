@@ -20,6 +20,7 @@ MOST_CHOSEN = 64
 """A larger top_k, or none, sorts the whole vocabulary."""
 _GROUP = 128
 """Ids of a group; a row's best `MOST_CHOSEN` ids lie in as many groups at most."""
+Scalar = Float32[Array, ""] | Int32[Array, ""] | np.float32 | np.int32
 
 
 @pytree
@@ -36,14 +37,14 @@ class History:
 class Numbers:
     """The settings and the draw, as scalars: another value is no other program."""
 
-    temperature: Float32[Array, ""]
-    top_k: Int32[Array, ""]
-    top_p: Float32[Array, ""]
-    min_p: Float32[Array, ""]
-    repetition: Float32[Array, ""]
-    presence: Float32[Array, ""]
-    frequency: Float32[Array, ""]
-    draw: Float32[Array, ""]
+    temperature: Scalar
+    top_k: Scalar
+    top_p: Scalar
+    min_p: Scalar
+    repetition: Scalar
+    presence: Scalar
+    frequency: Scalar
+    draw: Scalar
 
 
 class DeviceSampling:
@@ -65,7 +66,7 @@ class DeviceSampling:
         chosen = 0 < settings.top_k <= MOST_CHOSEN
         self._program = _program(chosen, sharding, result_sharding)
 
-    def draw(self, logits: jax.Array, position: int) -> tuple[jax.Array, jax.Array]:
+    def draw(self, logits: jax.Array | np.ndarray, position: int) -> tuple[jax.Array, jax.Array]:
         """Queues the draw of the id at `position` from logits [1, V].
 
         Returns:
