@@ -80,7 +80,7 @@ std::string Start(const ChunkParams& p, cudaStream_t stream) {
   Shape scan;
   scan.grid = dim3(value_heads, kDim / kScanColumns);
   scan.block = dim3(kScanWarps * 32);
-  scan.shared_bytes = sizeof(ScanShared);
+  scan.shared_bytes = sizeof(ScanShared<kDim>);
   scan.stream = stream;
   error = Launch(GdnScanKernel<kDim>, scan, p);
   if (!error.empty()) return error;

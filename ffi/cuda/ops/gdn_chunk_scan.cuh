@@ -3,8 +3,8 @@
 // A warp has 16 value columns of a head and computes everything transposed: the state S^T
 // [16, C], and of a chunk k S, the new values and the results as [16, 64]. As accumulators of
 // one product they are the left operand of the next without leaving their registers; the right
-// operands, which all warps of a block share, pass through a ring in shared memory in the order
-// of their use. With X = diag(beta) (V - diag(e^c) K S):
+// operands, which all warps of a block share, are copied to shared memory ahead of their use. With
+// X = diag(beta) (V - diag(e^c) K S):
 //
 //   V' = (I + A)^-1 X       O = diag(e^c) Q S + weights V'
 //   S <- e^(c of the last row) S + K^T diag(e^(c of the last row - c)) V'
@@ -19,107 +19,121 @@ namespace strata::gdn {
 
 inline constexpr int kScanWarps = 4;
 inline constexpr int kScanColumns = 16 * kScanWarps;  // of a block
-inline constexpr int kSlots = 6;                      // of the ring
 
+template <int kDim>
 struct alignas(16) ScanShared {
-  unsigned char ring[kSlots][kPieceBytes];
+  unsigned char keys[2][kDim / 64 * kPieceBytes];  // K and Q of a chunk, the other way in the next
+  unsigned char inverse[kPieceBytes];
+  unsigned char weights[kPieceBytes];
   float gates[2][kGateFloats];  // of the chunk that is computed and of the next
 };
 
-// The pieces of all chunks: K, inverse, Q, weights and K again.
+// What the second kernel reads, chunk by chunk. A copy begins as soon as every thread is done with
+// what lay in its place: Q where K of the chunk before was, K of the next where Q was.
 template <int kDim>
-class Pieces {
-  static constexpr int kOfKeys = kDim / 64;
-  static constexpr int kPerChunk = 3 * kOfKeys + 2;
-  static_assert(kPerChunk >= kSlots - 1, "the ring may reach into one chunk after this only");
-
+class ChunkCopies {
  public:
-  __device__ Pieces(const ChunkParams& p, int head, int num_chunks, ScanShared* shared)
-      : p_(p), shared_(shared), head_(head), num_chunks_(num_chunks) {
-    for (int i = 0; i < kSlots - 1; ++i) Begin();
-  }
+  __device__ ChunkCopies(const ChunkParams& p, int head, int num_chunks, ScanShared<kDim>* shared)
+      : p_(p), shared_(shared), head_(head), num_chunks_(num_chunks) {}
 
-  // The next piece, once every thread is done with the one before.
-  __device__ const unsigned char* Next() {
-    WaitForGroups<kSlots - 2>();
-    __syncthreads();
-    Begin();
-    const unsigned char* piece = shared_->ring[slot_];
-    slot_ = slot_ + 1 == kSlots ? 0 : slot_ + 1;
-    return piece;
+  __device__ void BeginKeys(int chunk) const {
+    if (chunk >= num_chunks_) return;
+    Copy(p_.keys + OfKeys(chunk), shared_->keys[chunk % 2], sizeof(shared_->keys[0]));
+    const float* gates = p_.gates + (chunk * ValueHeads() + head_) * kGateFloats;
+    Copy(gates, shared_->gates[chunk % 2], sizeof(shared_->gates[0]));
+  }
+  __device__ void BeginQueries(int chunk) const {
+    Copy(p_.queries + OfKeys(chunk), shared_->keys[1 - chunk % 2], sizeof(shared_->keys[0]));
+  }
+  __device__ void BeginInverse(int chunk) const {
+    if (chunk >= num_chunks_) return;
+    Copy(p_.inverse + OfValues(chunk), shared_->inverse, kPieceBytes);
+  }
+  __device__ void BeginWeights(int chunk) const {
+    Copy(p_.weights + OfValues(chunk), shared_->weights, kPieceBytes);
   }
 
  private:
-  __device__ void Begin() {
-    if (chunk_ < num_chunks_) {
-      const unsigned char* from = Source();
-      unsigned char* to = shared_->ring[begun_slot_];
-#pragma unroll
-      for (int at = threadIdx.x * 16; at < kPieceBytes; at += kScanWarps * 32 * 16) {
-        CopyAsync(to + at, from + at, true);
-      }
-      if (piece_ == 0 && threadIdx.x < kGateFloats / 4) {
-        const int value_heads = static_cast<int>(p_.a.value_heads);
-        const float* gates = p_.gates + (chunk_ * value_heads + head_) * kGateFloats;
-        CopyAsync(shared_->gates[chunk_ % 2] + threadIdx.x * 4, gates + threadIdx.x * 4, true);
-      }
-    }
-    EndCopyGroup();
-    begun_slot_ = begun_slot_ + 1 == kSlots ? 0 : begun_slot_ + 1;
-    if (++piece_ == kPerChunk) {
-      piece_ = 0;
-      ++chunk_;
-    }
-  }
-
-  __device__ const unsigned char* Source() const {
+  __device__ int ValueHeads() const { return static_cast<int>(p_.a.value_heads); }
+  __device__ int64_t OfKeys(int chunk) const {
     const int key_heads = static_cast<int>(p_.a.key_heads);
-    const int value_heads = static_cast<int>(p_.a.value_heads);
-    const auto of_values = [&](const unsigned char* pieces) {
-      return pieces + static_cast<int64_t>(chunk_ * value_heads + head_) * kPieceBytes;
-    };
-    const auto of_keys = [&](const unsigned char* pieces, int i) {
-      const int64_t first = (chunk_ * key_heads + head_ % key_heads) * kOfKeys;
-      return pieces + (first + i) * kPieceBytes;
-    };
-    if (piece_ < kOfKeys) return of_keys(p_.keys, piece_);
-    if (piece_ == kOfKeys) return of_values(p_.inverse);
-    if (piece_ <= 2 * kOfKeys) return of_keys(p_.queries, piece_ - kOfKeys - 1);
-    if (piece_ == 2 * kOfKeys + 1) return of_values(p_.weights);
-    return of_keys(p_.keys, piece_ - 2 * kOfKeys - 2);
+    return static_cast<int64_t>(chunk * key_heads + head_ % key_heads) * (kDim / 64 * kPieceBytes);
+  }
+  __device__ int64_t OfValues(int chunk) const {
+    return static_cast<int64_t>(chunk * ValueHeads() + head_) * kPieceBytes;
+  }
+  __device__ static void Copy(const void* from, void* to, int bytes) {
+    for (int at = threadIdx.x * 16; at < bytes; at += kScanWarps * 32 * 16) {
+      CopyAsync(static_cast<unsigned char*>(to) + at, static_cast<const unsigned char*>(from) + at,
+                true);
+    }
   }
 
   const ChunkParams& p_;
-  ScanShared* shared_;
+  ScanShared<kDim>* shared_;
   int head_;
   int num_chunks_;
-  int chunk_ = 0, piece_ = 0;  // to be copied next
-  int begun_slot_ = 0, slot_ = 0;
 };
 
-// to += S^T piece^T over a piece's 64 key columns, whose tiles of the state these are.
-__device__ __forceinline__ void MultiplyState(const unsigned char* piece, const float (*state)[4],
+// The thread's copies have arrived, and after the barrier everybody's.
+__device__ __forceinline__ void Arrive() {
+  WaitForCopies();
+  __syncthreads();
+}
+
+// to += S^T B^T, B the pieces of K or Q. Tiles of the next product are loaded before those at hand
+// are multiplied.
+template <int kDim>
+__device__ __forceinline__ void MultiplyState(const unsigned char* pieces, const float (*state)[4],
                                               float (&to)[8][4]) {
+  uint32_t b[2][4][4];
+  LoadRowTiles<4>(pieces, 0, 0, b[0]);
+  SplitA a;
 #pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    const SplitA a = SplitTiles(state[2 * step], state[2 * step + 1]);
-    uint32_t b[8][4];
-    LoadRowTiles<8>(piece, step, 0, b);
-    MultiplySplit<8>(a, b, to);
+  for (int i = 0; i < kDim / 8; ++i) {
+    const int step = i / 2;
+    if (i % 2 == 0) a = SplitTiles(state[2 * step], state[2 * step + 1]);
+    if (i + 1 < kDim / 8) {
+      const int next = (i + 1) / 2;
+      LoadRowTiles<4>(pieces + next / 4 * kPieceBytes, next % 4, (i + 1) % 2 * 4, b[(i + 1) % 2]);
+    }
+    MultiplySplit<4>(a, b[i % 2], to + i % 2 * 4);
   }
 }
 
-// to += rows piece^T, the piece lower triangular: tiles above its diagonal are left out.
+// to += rows B^T, B a lower triangular piece: tiles above its diagonal are left out.
 __device__ __forceinline__ void MultiplyLower(const unsigned char* piece, const SplitA (&rows)[4],
                                               float (&to)[8][4]) {
+  constexpr int kPairs = 10;
+  constexpr int kStep[kPairs] = {0, 0, 0, 0, 1, 1, 1, 2, 2, 3};
+  constexpr int kFirst[kPairs] = {0, 2, 4, 6, 2, 4, 6, 4, 6, 6};
+  constexpr int kAhead = 2;
+  uint32_t b[kAhead + 1][2][4];
 #pragma unroll
-  for (int step = 0; step < 4; ++step) {
+  for (int i = 0; i < kAhead; ++i) LoadRowTiles<2>(piece, kStep[i], kFirst[i], b[i]);
 #pragma unroll
-    for (int first = 2 * step; first < 8; first += 2) {
-      uint32_t b[2][4];
-      LoadRowTiles<2>(piece, step, first, b);
-      MultiplySplit<2>(rows[step], b, to + first);
+  for (int i = 0; i < kPairs; ++i) {
+    const int next = i + kAhead;
+    if (next < kPairs) LoadRowTiles<2>(piece, kStep[next], kFirst[next], b[next % (kAhead + 1)]);
+    MultiplySplit<2>(rows[kStep[i]], b[i % (kAhead + 1)], to + kFirst[i]);
+  }
+}
+
+// state += rows B, B the pieces of K.
+template <int kDim>
+__device__ __forceinline__ void UpdateState(const unsigned char* pieces, const SplitA (&rows)[4],
+                                            float (*state)[4]) {
+  constexpr int kGroups = kDim / 32;  // of 4 tiles
+  uint32_t b[2][4][4];
+  LoadColumnTiles<4>(pieces, 0, 0, b[0]);
+#pragma unroll
+  for (int i = 0; i < 4 * kGroups; ++i) {
+    if (i + 1 < 4 * kGroups) {
+      const int group = (i + 1) % kGroups;
+      LoadColumnTiles<4>(pieces + group / 2 * kPieceBytes, (i + 1) / kGroups, group % 2 * 4,
+                         b[(i + 1) % 2]);
     }
+    MultiplySplit<4>(rows[i / kGroups], b[i % 2], state + i % kGroups * 4);
   }
 }
 
@@ -142,7 +156,7 @@ __device__ __forceinline__ void ForEachValue(float (&tiles)[8][4], const Act& ac
 template <int kDim>
 __global__ void __launch_bounds__(kScanWarps * 32)
     GdnScanKernel(const __grid_constant__ ChunkParams p) {
-  STRATA_SHARED(ScanShared, shared);
+  STRATA_SHARED(ScanShared<kDim>, shared);
   constexpr int kTiles = kDim / 8;
   const int lane = threadIdx.x % 32;
   const int head = blockIdx.x;
@@ -150,6 +164,9 @@ __global__ void __launch_bounds__(kScanWarps * 32)
   const int width = static_cast<int>(p.a.value_heads) * kDim;
   const int num_live = LiveRows(*p.a.live, p.a.num_rows);
   const int num_chunks = (num_live + kGdnChunk - 1) / kGdnChunk;
+  const ChunkCopies<kDim> copies(p, head, num_chunks, shared);
+  copies.BeginInverse(0);
+  copies.BeginKeys(0);
   const auto state_at = [&](int tile, int k) {
     const int key = tile * 8 + lane % 4 * 2 + k % 2;
     return (head * kDim + key) * kDim + column + k / 2 * 8;
@@ -160,15 +177,18 @@ __global__ void __launch_bounds__(kScanWarps * 32)
 #pragma unroll
     for (int k = 0; k < 4; ++k) state[i][k] = p.a.state[state_at(i, k)];
   }
-  Pieces<kDim> pieces(p, head, num_chunks, shared);
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     const float* gates = shared->gates[chunk % 2];
+    const unsigned char* keys = shared->keys[chunk % 2];
+    const unsigned char* queries = shared->keys[1 - chunk % 2];
     float* y = p.a.y + chunk * kGdnChunk * width + head * kDim + column;
     float values[8][4];
     ForEachValue(values, [&](int row, int right, float* v) { *v = y[row * width + right]; });
+    Arrive();
+    copies.BeginQueries(chunk);
+    copies.BeginWeights(chunk);
     float rows[8][4] = {};
-#pragma unroll
-    for (int i = 0; i < kDim / 64; ++i) MultiplyState(pieces.Next(), state + 8 * i, rows);
+    MultiplyState<kDim>(keys, state, rows);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
 #pragma unroll
@@ -181,13 +201,16 @@ __global__ void __launch_bounds__(kScanWarps * 32)
     SplitA split[4];
     SplitRows(rows, split);
     float fresh[8][4] = {};
-    MultiplyLower(pieces.Next(), split, fresh);
+    MultiplyLower(shared->inverse, split, fresh);
+    Arrive();
+    copies.BeginInverse(chunk + 1);
     float out[8][4] = {};
-#pragma unroll
-    for (int i = 0; i < kDim / 64; ++i) MultiplyState(pieces.Next(), state + 8 * i, out);
+    MultiplyState<kDim>(queries, state, out);
+    __syncthreads();
+    copies.BeginKeys(chunk + 1);
     ForEachValue(out, [&](int row, int, float* v) { *v *= gates[kFromStart * kGdnChunk + row]; });
     SplitRows(fresh, split);
-    MultiplyLower(pieces.Next(), split, out);
+    MultiplyLower(shared->weights, split, out);
     ForEachValue(out, [&](int row, int right, float* v) { y[row * width + right] = *v; });
     ForEachValue(fresh, [&](int row, int, float* v) { *v *= gates[kToEnd * kGdnChunk + row]; });
     SplitRows(fresh, split);
@@ -197,16 +220,7 @@ __global__ void __launch_bounds__(kScanWarps * 32)
 #pragma unroll
       for (int k = 0; k < 4; ++k) state[i][k] *= decay;
     }
-#pragma unroll
-    for (int i = 0; i < kDim / 64; ++i) {
-      const unsigned char* piece = pieces.Next();
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        uint32_t b[8][4];
-        LoadColumnTiles<8>(piece, step, 0, b);
-        MultiplySplit<8>(split[step], b, state + 8 * i);
-      }
-    }
+    UpdateState<kDim>(keys, split, state);
   }
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {

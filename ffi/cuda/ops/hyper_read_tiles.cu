@@ -17,6 +17,7 @@ using namespace hyper;
 
 constexpr int kFewRank = 64;
 constexpr int kMostRank = 320;
+constexpr int64_t kMostWidth = 2560;  // whose gamma fits shared memory beside the rest
 constexpr int kJoinThreads = 256;
 
 // The input of up, and the next beta: a thread has a pair of a row's columns, or one stream's beta.
@@ -57,7 +58,7 @@ std::string LaunchDown(const TileParams& p, cudaStream_t stream) {
   Shape shape;
   shape.grid = dim3(static_cast<unsigned>(p.num_rows / kDownRows), kStreams);
   shape.block = dim3(kDownThreads);
-  shape.shared_bytes = sizeof(DownShared<kTiles>);
+  shape.shared_bytes = DownSharedBytes<kTiles>(p.width);
   shape.stream = stream;
   return Launch(HyperDownTileKernel<kTiles>, shape, p);
 }
@@ -89,8 +90,8 @@ bool HasHyperReadTiles(const HyperReadArgs& a) {
     return m == nullptr || m->type->type == GgmlType::kBF16;
   };
   return a.num_rows % kUpRows == 0 && a.num_streams == kStreams && a.width % kUpColumns == 0 &&
-         a.down->rows % 32 == 0 && a.down->rows <= kMostRank && held(a.down) && held(a.inject) &&
-         held(a.up);
+         a.width <= kMostWidth && a.down->rows % 32 == 0 && a.down->rows <= kMostRank &&
+         held(a.down) && held(a.inject) && held(a.up);
 }
 
 int64_t HyperReadTilesWorkspace(int64_t num_rows, int64_t num_streams, int64_t rank) {

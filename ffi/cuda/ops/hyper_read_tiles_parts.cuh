@@ -5,6 +5,8 @@
 // different banks.
 #pragma once
 
+#include <cstddef>
+
 #include "cuda/products.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/split_mma.cuh"
@@ -28,12 +30,18 @@ struct TileParams {
   float* scales;         // [T, J]  1 / rms
   float* sums;           // [T, J, rank]  of down, scaled
   float* injected;       // [T, J, J]  of inject, scaled: stream, column
-  unsigned char* mixed;  // [T/128] pieces of the input of up; see MixedAt
+  unsigned char* mixed;  // [T/64] pieces of the input of up; see MixedAt
   int32_t num_rows, width, rank;
   float eps;
   bool has_inject;
   PanelMatrix down, inject, up;
 };
+
+// Near enough for a gate, without the operator's case for tiny and huge divisors.
+__device__ __forceinline__ float GateOf(float x) {
+  x = x < -80.0f ? -80.0f : x;  // a NaN stays one
+  return __fdividef(1.0f, 1.0f + expf(-(x > 80.0f ? 80.0f : x)));
+}
 
 __device__ __forceinline__ const uint8_t* PanelStepAt(const PanelMatrix& m, int panel, int value) {
   return m.bytes + panel * m.panel_bytes + static_cast<int64_t>(value / 256) * m.unit_bytes +
@@ -67,12 +75,19 @@ inline constexpr int kDownThreads = 256;
 inline constexpr int kChunkBytes = kDownRows * 16 + 64;
 inline constexpr int kPlaneBytes = 4 * kChunkBytes;
 
+// The last panel of weights is that of inject.
 template <int kTiles>
 struct alignas(16) DownShared {
   unsigned char rows[2][2 * kPlaneBytes];  // high, low
-  unsigned char weights[kStages][kTiles * kPanelStep];
+  unsigned char weights[kStages][(kTiles + 1) * kPanelStep];
   float scales[kDownRows];
+  float norm[1];  // [D]: gamma of the block's stream
 };
+
+template <int kTiles>
+size_t DownSharedBytes(int64_t width) {
+  return offsetof(DownShared<kTiles>, norm) + static_cast<size_t>(width) * 4;
+}
 
 // A thread's values of a step: a row's values 4q to 4q + 3 and 16 on.
 struct DownInput {
@@ -104,7 +119,8 @@ class DownRows {
   }
 
   // Writes the new streams, and their values times gamma, split, into `rows`.
-  __device__ void Store(int value, const DownInput& in, unsigned char* rows) {
+  __device__ void Store(int value, const DownInput& in, const float* norm, unsigned char* rows) {
+    if (value >= p_.width) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int at = value + 16 * i;
@@ -116,111 +132,163 @@ class DownRows {
       squares_ = fmaf(v.y, v.y, squares_);
       squares_ = fmaf(v.z, v.z, squares_);
       squares_ = fmaf(v.w, v.w, squares_);
-      const int column = blockIdx.y * p_.width + at + 4 * quad_;
-      const float4 gamma = *reinterpret_cast<const float4*>(p_.norm + column);
-      v = make_float4(v.x * gamma.x, v.y * gamma.y, v.z * gamma.z, v.w * gamma.w);
-      const SplitPair first = Split(v.x, v.y);
-      const SplitPair second = Split(v.z, v.w);
+      const float4 gamma = *reinterpret_cast<const float4*>(norm + at + 4 * quad_);
+      const SplitPair first = Split(v.x * gamma.x, v.y * gamma.y);
+      const SplitPair second = Split(v.z * gamma.z, v.w * gamma.w);
       unsigned char* to =
           rows + (2 * i + quad_ / 2) * kChunkBytes + threadIdx.x / 4 * 16 + quad_ % 2 * 8;
       *reinterpret_cast<uint2*>(to) = make_uint2(first.high, second.high);
       *reinterpret_cast<uint2*>(to + kPlaneBytes) = make_uint2(first.low, second.low);
-      if (p_.has_inject) AddInjected(column, v);
     }
   }
 
-  // The stream's 1 / rms, and its sums of inject; all lanes must call.
-  __device__ float Finish() {
-    const int row = blockIdx.x * kDownRows + threadIdx.x / 4;
-    const float squares = SumOfFour(squares_);
-    const float scale = rsqrtf(fmaf(squares, 1.0f / static_cast<float>(p_.width), p_.eps));
-#pragma unroll
-    for (int j = 0; j < kStreams; ++j) injected_[j] = SumOfFour(injected_[j]) * scale;
-    if (live_ && quad_ == 0) {
-      p_.scales[row * kStreams + blockIdx.y] = scale;
-      float* to = p_.injected + (row * kStreams + blockIdx.y) * kStreams;
-#pragma unroll
-      for (int j = 0; j < kStreams; ++j) to[j] = injected_[j];
-    }
-    return scale;
+  // The stream's 1 / rms; all lanes must call.
+  __device__ float Scale() const {
+    float squares = squares_ + __shfl_xor_sync(kAllLanes, squares_, 1);
+    squares += __shfl_xor_sync(kAllLanes, squares, 2);
+    return rsqrtf(fmaf(squares, 1.0f / static_cast<float>(p_.width), p_.eps));
   }
 
  private:
-  __device__ static float SumOfFour(float value) {
-    value += __shfl_xor_sync(kAllLanes, value, 1);
-    return value + __shfl_xor_sync(kAllLanes, value, 2);
-  }
-
-  __device__ void AddInjected(int column, const float4& v) {
-#pragma unroll
-    for (int j = 0; j < kStreams; ++j) {
-      const uint8_t* unit = PanelStepAt(p_.inject, 0, column / 8 * 8);
-      const uint2 w = *reinterpret_cast<const uint2*>(unit + j * 16 + column % 8 * 2);
-      float sum = injected_[j];
-      sum = fmaf(__uint_as_float(w.x << 16), v.x, sum);
-      sum = fmaf(__uint_as_float(w.x & 0xffff0000u), v.y, sum);
-      sum = fmaf(__uint_as_float(w.y << 16), v.z, sum);
-      injected_[j] = fmaf(__uint_as_float(w.y & 0xffff0000u), v.w, sum);
-    }
-  }
-
   const TileParams& p_;
   bool live_;
   int quad_, place_, y_;
   float beta_;
   float squares_ = 0.0f;
-  float injected_[kStreams] = {};
 };
 
-// Begins the copy of a step's weights: the rows of down there are; others were cleared before.
+// Panels that there are not: zeros in every stage.
+template <int kTiles>
+__device__ __forceinline__ void ClearDown(const TileParams& p, DownShared<kTiles>* shared) {
+  for (int panel = p.rank / 32; panel <= kTiles; ++panel) {
+    if (panel == kTiles && p.has_inject) continue;
+    for (int stage = 0; stage < kStages; ++stage) {
+      for (int at = threadIdx.x * 16; at < kPanelStep; at += kDownThreads * 16) {
+        *reinterpret_cast<uint4*>(shared->weights[stage] + panel * kPanelStep + at) =
+            make_uint4(0, 0, 0, 0);
+      }
+    }
+  }
+}
+
+// Begins the copy of a step's weights.
 template <int kTiles>
 __device__ __forceinline__ void CopyDown(const TileParams& p, int value, unsigned char* to) {
   if (value < p.width) {
     const int column = blockIdx.y * p.width + value;
     const int panels = p.rank / 32;
-    for (int at = threadIdx.x; at < panels * (kPanelStep / 16); at += kDownThreads) {
-      const int panel = at / (kPanelStep / 16);
-      const int offset = at % (kPanelStep / 16) * 16;
-      CopyAsync(to + panel * kPanelStep + offset, PanelStepAt(p.down, panel, column) + offset,
-                true);
+    constexpr int kCopies = kPanelStep / 16;
+    for (int at = threadIdx.x; at < (panels + (p.has_inject ? 1 : 0)) * kCopies;
+         at += kDownThreads) {
+      const int panel = at / kCopies;
+      const int offset = at % kCopies * 16;
+      const uint8_t* from =
+          panel < panels ? PanelStepAt(p.down, panel, column) : PanelStepAt(p.inject, 0, column);
+      CopyAsync(to + (panel < panels ? panel : kTiles) * kPanelStep + offset, from + offset, true);
     }
   }
   EndCopyGroup();
 }
 
-// A block has 64 rows of one stream; warps 2 x 4 share rows and columns of down, 8 kTiles columns
-// to a warp.
+// Sums of a warp: 32 rows of 8 kTiles columns of down; in the warps of the first columns inject's,
+// too.
+template <int kTiles>
+struct DownSums {
+  float down[2][kTiles][4] = {};
+  float inject[2][4] = {};
+
+  // Half a step.
+  __device__ __forceinline__ void Add(const unsigned char* rows, const unsigned char* weights,
+                                      int half) {
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    SplitA a[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const unsigned char* at =
+          rows + (2 * half + lane / 16) * kChunkBytes + (warp % 2 * 32 + 16 * i + lane % 16) * 16;
+      LoadMatrices(a[i].high, at);
+      LoadMatrices(a[i].low, at + kPlaneBytes);
+    }
+    uint32_t b[kTiles][2];
+    LoadPanelTiles<kTiles>(weights, half, warp / 2 * kTiles, b);
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          MmaBf16(down[i][j], part == 0 ? a[i].low : a[i].high, b[j][0], b[j][1]);
+        }
+      }
+    }
+    if (warp / 2 != 0) return;
+    uint32_t own[2][2];
+    LoadPanelTiles<2>(weights, half, 4 * kTiles, own);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) MmaBf16(inject[i], a[i].low, own[0][0], own[0][1]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) MmaBf16(inject[i], a[i].high, own[0][0], own[0][1]);
+  }
+
+  __device__ __forceinline__ void Store(const TileParams& p, const float* scales,
+                                        int num_live) const {
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int side = i % 2 * 2;
+      const int own = warp % 2 * 32 + i / 2 * 16 + i % 2 * 8 + lane / 4;
+      const int row = blockIdx.x * kDownRows + own;
+      if (row >= num_live) continue;
+      const int stream = row * kStreams + static_cast<int>(blockIdx.y);
+      const float scale = scales[own];
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        const int column = (warp / 2 * kTiles + j) * 8 + lane % 4 * 2;
+        const float* sums = down[i / 2][j] + side;
+        if (column >= p.rank) continue;
+        *reinterpret_cast<float2*>(p.sums + stream * p.rank + column) =
+            make_float2(sums[0] * scale, sums[1] * scale);
+      }
+      if (warp / 2 != 0) continue;
+      if (lane % 4 == 0) p.scales[stream] = scale;
+      if (lane % 4 * 2 < kStreams) {
+        *reinterpret_cast<float2*>(p.injected + stream * kStreams + lane % 4 * 2) =
+            make_float2(inject[i / 2][side] * scale, inject[i / 2][side + 1] * scale);
+      }
+    }
+  }
+};
+
+// A block has 64 rows of one stream; warps 2 x 4 share rows and columns of down. The next step's
+// rows are staged between the two halves of a step's products.
 template <int kTiles>
 __global__ void __launch_bounds__(kDownThreads)
     HyperDownTileKernel(const __grid_constant__ TileParams p) {
   STRATA_SHARED(DownShared<kTiles>, shared);
   const int num_live = LiveRows(*p.live, p.num_rows);
   if (static_cast<int>(blockIdx.x) * kDownRows >= num_live) return;
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int first_row = warp % 2 * 32;
-  const int first_tile = warp / 2 * kTiles;
-  for (int stage = 0; stage < kStages; ++stage) {  // rows of the last panels that there are not
-    const int begin = p.rank / 32 * kPanelStep;
-    for (int at = begin + threadIdx.x * 16; at < kTiles * kPanelStep; at += kDownThreads * 16) {
-      *reinterpret_cast<uint4*>(shared->weights[stage] + at) = make_uint4(0, 0, 0, 0);
-    }
-  }
   DownRows rows(p, num_live);
   DownInput inputs[2];
-  float acc[2][kTiles][4] = {};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     CopyDown<kTiles>(p, i * kStep, shared->weights[i]);
     rows.Load(i * kStep, &inputs[i]);
   }
+  ClearDown(p, shared);
+  for (int i = threadIdx.x; i < p.width; i += kDownThreads) {
+    shared->norm[i] = p.norm[blockIdx.y * p.width + i];
+  }
+  __syncthreads();
+  rows.Store(0, inputs[0], shared->norm, shared->rows[0]);
+  rows.Load(2 * kStep, &inputs[0]);
+  DownSums<kTiles> sums;
   int stage = 0;
   for (int value = 0; value < p.width; value += 2 * kStep) {
 #pragma unroll
     for (int turn = 0; turn < 2; ++turn) {
       const int now = value + turn * kStep;
-      unsigned char* tile = shared->rows[turn];
-      rows.Store(now, inputs[turn], tile);
       WaitForGroups<1>();
       // Who is past the barrier has read what is written next: the other tile of rows and the
       // weights of the step before.
@@ -228,60 +296,23 @@ __global__ void __launch_bounds__(kDownThreads)
       const unsigned char* weights = shared->weights[stage];
       CopyDown<kTiles>(p, now + 2 * kStep, shared->weights[(stage + 2) % kStages]);
       stage = (stage + 1) % kStages;
-      rows.Load(now + 2 * kStep, &inputs[turn]);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        SplitA a[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const unsigned char* at =
-              tile + (2 * half + lane / 16) * kChunkBytes + (first_row + 16 * i + lane % 16) * 16;
-          LoadMatrices(a[i].high, at);
-          LoadMatrices(a[i].low, at + kPlaneBytes);
-        }
-        uint32_t b[kTiles][2];
-        LoadPanelTiles<kTiles>(weights, half, first_tile, b);
-#pragma unroll
-        for (int j = 0; j < kTiles; ++j) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) MmaBf16(acc[i][j], a[i].low, b[j][0], b[j][1]);
-        }
-#pragma unroll
-        for (int j = 0; j < kTiles; ++j) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) MmaBf16(acc[i][j], a[i].high, b[j][0], b[j][1]);
-        }
-      }
+      sums.Add(shared->rows[turn], weights, 0);
+      rows.Store(now + kStep, inputs[1 - turn], shared->norm, shared->rows[1 - turn]);
+      rows.Load(now + 3 * kStep, &inputs[1 - turn]);
+      sums.Add(shared->rows[turn], weights, 1);
     }
   }
-  const float scale = rows.Finish();
+  const float scale = rows.Scale();
   if (threadIdx.x % 4 == 0) shared->scales[threadIdx.x / 4] = scale;
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      const int own = first_row + 16 * i + 8 * side + lane / 4;
-      const int row = blockIdx.x * kDownRows + own;
-      if (row >= num_live) continue;
-      float* to = p.sums + (row * kStreams + static_cast<int>(blockIdx.y)) * p.rank;
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j) {
-        const int column = (first_tile + j) * 8 + lane % 4 * 2;
-        if (column >= p.rank) continue;
-        *reinterpret_cast<float2*>(to + column) =
-            make_float2(acc[i][j][2 * side] * shared->scales[own],
-                        acc[i][j][2 * side + 1] * shared->scales[own]);
-      }
-    }
-  }
+  sums.Store(p, shared->scales, num_live);
 }
 
 // --- up and the mix ---
 
-inline constexpr int kUpRows = 128;
+inline constexpr int kUpRows = 64;
 inline constexpr int kUpColumns = 64;  // of every stream
-inline constexpr int kUpThreads = 512;
+inline constexpr int kUpThreads = 256;
 inline constexpr int kUpPanels = kStreams * kUpColumns / 32;
 inline constexpr int kMixedPlane = kUpRows * 16;        // a chunk's high or low halves
 inline constexpr int kMixedStep = 2 * 4 * kMixedPlane;  // bytes of a step
@@ -292,7 +323,7 @@ struct alignas(16) UpShared {
 };
 
 // Where the pair of values in columns `column` (even) and the next of a row's input of up lie; the
-// low halves kMixedPlane on. [128 rows][chunk][high, low][row][16 bytes]
+// low halves kMixedPlane on. [64 rows][chunk][high, low][row][16 bytes]
 __device__ __forceinline__ int64_t MixedAt(int row, int column, int rank) {
   return static_cast<int64_t>(row / kUpRows) * kUpRows * rank * 4 + column / 8 * (2 * kMixedPlane) +
          row % kUpRows * 16 + column % 8 * 2;
@@ -330,22 +361,23 @@ __device__ __forceinline__ float2 MixPair(const TileParams& p, int row, int colu
     const float* at = p.new_streams + (row * kStreams + s) * p.width + column;
     const float2 v = *reinterpret_cast<const float2*>(at);
     const float2 gamma = *reinterpret_cast<const float2*>(p.norm + s * p.width + column);
-    sum.x += Sigmoid(gates[s].x) * (v.x * of_stream[s] * gamma.x);
-    sum.y += Sigmoid(gates[s].y) * (v.y * of_stream[s] * gamma.y);
+    sum.x += GateOf(gates[s].x) * (v.x * of_stream[s] * gamma.x);
+    sum.y += GateOf(gates[s].y) * (v.y * of_stream[s] * gamma.y);
   }
   return make_float2(sum.x / kStreams, sum.y / kStreams);
 }
 
-// A block has 128 rows and 64 columns of every stream; warps 4 x 4 share them, a warp with 32 rows
-// and 16 columns of every stream, so that a thread has all that a value of x is mixed from.
-__global__ void __launch_bounds__(kUpThreads)
+// A block has 64 rows and 64 columns of every stream; warps 2 x 4 share them, a warp with 32 rows
+// and 16 columns of every stream, so that a thread has all that a value of x is mixed from. Two
+// blocks share a multiprocessor: one mixes while the other multiplies.
+__global__ void __launch_bounds__(kUpThreads, 2)
     HyperUpTileKernel(const __grid_constant__ TileParams p) {
   STRATA_SHARED(UpShared, shared);
   const int num_live = LiveRows(*p.live, p.num_rows);
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int first_row = warp % 4 * 32;
-  const int first_column = blockIdx.x * kUpColumns + warp / 4 * 16;
+  const int first_row = warp % 2 * 32;
+  const int first_column = blockIdx.x * kUpColumns + warp / 2 * 16;
   const bool any = static_cast<int>(blockIdx.y) * kUpRows < num_live;
   float acc[2][kStreams][2][4] = {};
   if (any) {
@@ -372,7 +404,7 @@ __global__ void __launch_bounds__(kUpThreads)
         uint32_t b[kStreams][2][2];
 #pragma unroll
         for (int s = 0; s < kStreams; ++s) {
-          LoadPanelTiles<2>(weights, half, s * (kUpColumns / 8) + warp / 4 * 2, b[s]);
+          LoadPanelTiles<2>(weights, half, s * (kUpColumns / 8) + warp / 2 * 2, b[s]);
         }
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
