@@ -8,6 +8,7 @@ import pytest
 
 from strata_jax.config import TILE_ROWS, KvType
 from strata_jax.engine.runner import GRAIN, Runner, RunnerOptions
+from strata_jax.ops.native import Backend
 from tests.stepper import same_bits, same_state
 
 
@@ -69,6 +70,22 @@ def test_a_tile_gives_its_last_rows_logits(runner, programs, ids, live):
     rows = runner.read_tile(np.asarray(ids[:live]), want_logits=True)
     assert last.shape == (1, rows.shape[1])
     assert same_bits(last[0], rows[-1])
+
+
+def test_a_devices_next_tile_is_queued_while_one_runs(tiny_pack, ids, monkeypatch):
+    monkeypatch.setattr("strata_jax.engine.runner.TILE_ROWS", {"cpu": 64})  # it is emulated
+    options = RunnerOptions(max_context=192, backend=Backend("emulated"))
+    runner = Runner(tiny_pack, tiny_pack.config, options, ignore)
+
+    def read(want_logits):
+        runner.reset()
+        for begin in (0, 64, 128):
+            want = want_logits or begin == 128
+            logits = runner.read_tile(np.asarray(ids[begin : begin + 64]), want_logits=want)
+        return logits.copy()
+
+    assert same_bits(read(False), read(True))
+    runner.close()
 
 
 def test_a_tile_starts_on_the_grain(runner, ids):
