@@ -29,9 +29,9 @@ struct alignas(16) PrepareShared {
   float betas[kHeadsAtOnce][kGdnChunk];
 };
 
-template <int kCount>
+template <int kCount, typename T = float>
 struct alignas(4 * kCount) Run {
-  float at[kCount];
+  T at[kCount];
 };
 
 // A lane's channels of the warp's rows, and of the three before them.
@@ -73,7 +73,9 @@ __device__ __forceinline__ void Convolve(const ChunkParams& p, const Inputs<kDim
       float sum = 0.0f;
 #pragma unroll
       for (int j = 0; j < 4; ++j) sum = __fmaf_rn(weights[j].at[k], inputs.at[i + j].at[k], sum);
-      to[i].at[k] = first_row + i < num_live ? sum * Sigmoid(sum) : 0.0f;
+      // SiLU, as exact as the products that follow.
+      sum = __fdividef(sum, 1.0f + __expf(-sum));
+      to[i].at[k] = first_row + i < num_live ? sum : 0.0f;
     }
   }
 }
@@ -93,13 +95,16 @@ __device__ __forceinline__ void StoreUnit(const Run<kDim / 32> (&rows)[kRowsOfWa
     const int row = threadIdx.x / 32 * kRowsOfWarp + i;
     const int column = lane * kEach;
     const int at = column / 64 * kPieceBytes + PairAt(row, column % 64);
+    Run<kEach / 2, uint32_t> high, low;
 #pragma unroll
     for (int k = 0; k < kEach; k += 2) {
       const SplitPair pair = Split(rows[i].at[k] * scale, rows[i].at[k + 1] * scale);
-      for (unsigned char* to : {shared, global}) {
-        *reinterpret_cast<uint32_t*>(to + at + k * 2) = pair.high;
-        *reinterpret_cast<uint32_t*>(to + at + k * 2 + kPlaneBytes) = pair.low;
-      }
+      high.at[k / 2] = pair.high;
+      low.at[k / 2] = pair.low;
+    }
+    for (unsigned char* to : {shared, global}) {
+      *reinterpret_cast<Run<kEach / 2, uint32_t>*>(to + at) = high;
+      *reinterpret_cast<Run<kEach / 2, uint32_t>*>(to + at + kPlaneBytes) = low;
     }
   }
 }
@@ -203,7 +208,7 @@ __device__ __forceinline__ void Decay(PrepareShared<kDim>* shared, int place,
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       if (column + k > row) continue;
-      const float decay = expf(sums[row] - sums[column + k]);
+      const float decay = __expf(sums[row] - sums[column + k]);
       const int at = row * kProductPitch + column + k;
       weight[k] = shared->query_key[at] * decay;
       if (column + k == row) continue;

@@ -40,7 +40,7 @@ struct TileParams {
 // Near enough for a gate, without the operator's case for tiny and huge divisors.
 __device__ __forceinline__ float GateOf(float x) {
   x = x < -80.0f ? -80.0f : x;  // a NaN stays one
-  return __fdividef(1.0f, 1.0f + expf(-(x > 80.0f ? 80.0f : x)));
+  return __fdividef(1.0f, 1.0f + __expf(-(x > 80.0f ? 80.0f : x)));
 }
 
 __device__ __forceinline__ const uint8_t* PanelStepAt(const PanelMatrix& m, int panel, int value) {
@@ -190,19 +190,18 @@ __device__ __forceinline__ void CopyDown(const TileParams& p, int value, unsigne
   EndCopyGroup();
 }
 
-// Sums of a warp: 32 rows of 8 kTiles columns of down; in the warps of the first columns inject's,
-// too.
+// What a warp multiplies in half a step: 32 rows by 8 kTiles columns of down; in the warps of the
+// first columns by inject's, too.
 template <int kTiles>
-struct DownSums {
-  float down[2][kTiles][4] = {};
-  float inject[2][4] = {};
+struct DownOperands {
+  SplitA a[2];
+  uint32_t down[kTiles][2];
+  uint32_t inject[2][2];
 
-  // Half a step.
-  __device__ __forceinline__ void Add(const unsigned char* rows, const unsigned char* weights,
-                                      int half) {
+  __device__ __forceinline__ void Load(const unsigned char* rows, const unsigned char* weights,
+                                       int half) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    SplitA a[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const unsigned char* at =
@@ -210,25 +209,37 @@ struct DownSums {
       LoadMatrices(a[i].high, at);
       LoadMatrices(a[i].low, at + kPlaneBytes);
     }
-    uint32_t b[kTiles][2];
-    LoadPanelTiles<kTiles>(weights, half, warp / 2 * kTiles, b);
+    LoadPanelTiles<kTiles>(weights, half, warp / 2 * kTiles, down);
+    if (warp / 2 == 0) LoadPanelTiles<2>(weights, half, 4 * kTiles, inject);
+  }
+};
+
+template <int kTiles>
+struct DownSums {
+  float down[2][kTiles][4] = {};
+  float inject[2][4] = {};
+
+  __device__ __forceinline__ void Add(const DownOperands<kTiles>& with) {
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          MmaBf16(down[i][j], part == 0 ? a[i].low : a[i].high, b[j][0], b[j][1]);
+          MmaBf16(down[i][j], part == 0 ? with.a[i].low : with.a[i].high, with.down[j][0],
+                  with.down[j][1]);
         }
       }
     }
-    if (warp / 2 != 0) return;
-    uint32_t own[2][2];
-    LoadPanelTiles<2>(weights, half, 4 * kTiles, own);
+    if (threadIdx.x / 64 != 0) return;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) MmaBf16(inject[i], a[i].low, own[0][0], own[0][1]);
+    for (int i = 0; i < 2; ++i) {
+      MmaBf16(inject[i], with.a[i].low, with.inject[0][0], with.inject[0][1]);
+    }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) MmaBf16(inject[i], a[i].high, own[0][0], own[0][1]);
+    for (int i = 0; i < 2; ++i) {
+      MmaBf16(inject[i], with.a[i].high, with.inject[0][0], with.inject[0][1]);
+    }
   }
 
   __device__ __forceinline__ void Store(const TileParams& p, const float* scales,
@@ -261,8 +272,9 @@ struct DownSums {
   }
 };
 
-// A block has 64 rows of one stream; warps 2 x 4 share rows and columns of down. The next step's
-// rows are staged between the two halves of a step's products.
+// A block has 64 rows of one stream; warps 2 x 4 share rows and columns of down. While one half of
+// a step is multiplied the operands of the next are loaded; between the halves the next step's rows
+// are staged and the block meets.
 template <int kTiles>
 __global__ void __launch_bounds__(kDownThreads)
     HyperDownTileKernel(const __grid_constant__ TileParams p) {
@@ -272,10 +284,9 @@ __global__ void __launch_bounds__(kDownThreads)
   DownRows rows(p, num_live);
   DownInput inputs[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    CopyDown<kTiles>(p, i * kStep, shared->weights[i]);
-    rows.Load(i * kStep, &inputs[i]);
-  }
+  for (int i = 0; i < kStages; ++i) CopyDown<kTiles>(p, i * kStep, shared->weights[i]);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) rows.Load(i * kStep, &inputs[i]);
   ClearDown(p, shared);
   for (int i = threadIdx.x; i < p.width; i += kDownThreads) {
     shared->norm[i] = p.norm[blockIdx.y * p.width + i];
@@ -283,23 +294,28 @@ __global__ void __launch_bounds__(kDownThreads)
   __syncthreads();
   rows.Store(0, inputs[0], shared->norm, shared->rows[0]);
   rows.Load(2 * kStep, &inputs[0]);
+  WaitForGroups<kStages - 1>();
+  __syncthreads();
   DownSums<kTiles> sums;
+  DownOperands<kTiles> first, second;
+  first.Load(shared->rows[0], shared->weights[0], 0);
   int stage = 0;
   for (int value = 0; value < p.width; value += 2 * kStep) {
 #pragma unroll
     for (int turn = 0; turn < 2; ++turn) {
       const int now = value + turn * kStep;
-      WaitForGroups<1>();
-      // Who is past the barrier has read what is written next: the other tile of rows and the
-      // weights of the step before.
-      __syncthreads();
-      const unsigned char* weights = shared->weights[stage];
-      CopyDown<kTiles>(p, now + 2 * kStep, shared->weights[(stage + 2) % kStages]);
-      stage = (stage + 1) % kStages;
-      sums.Add(shared->rows[turn], weights, 0);
+      unsigned char* weights = shared->weights[stage];
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+      second.Load(shared->rows[turn], weights, 1);
+      sums.Add(first);
       rows.Store(now + kStep, inputs[1 - turn], shared->norm, shared->rows[1 - turn]);
       rows.Load(now + 3 * kStep, &inputs[1 - turn]);
-      sums.Add(shared->rows[turn], weights, 1);
+      WaitForGroups<kStages - 2>();
+      // Past the barrier the next step lies ready, and nobody reads this one's weights any more.
+      __syncthreads();
+      CopyDown<kTiles>(p, now + kStages * kStep, weights);
+      if (now + kStep < p.width) first.Load(shared->rows[1 - turn], shared->weights[stage], 0);
+      sums.Add(second);
     }
   }
   const float scale = rows.Scale();
