@@ -383,6 +383,45 @@ __device__ __forceinline__ float2 MixPair(const TileParams& p, int row, int colu
   return make_float2(sum.x / kStreams, sum.y / kStreams);
 }
 
+// The warp's 32 rows of half a step.
+__device__ __forceinline__ void LoadMixed(const unsigned char* mixed, int half, SplitA (&to)[2]) {
+  const int lane = threadIdx.x % 32;
+  const int row = threadIdx.x / 32 % 2 * 32 + lane % 16;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const unsigned char* at =
+        mixed + (2 * half + lane / 16) * (2 * kMixedPlane) + (row + 16 * i) * 16;
+    LoadMatrices(to[i].high, at);
+    LoadMatrices(to[i].low, at + kMixedPlane);
+  }
+}
+
+// A step's products of a warp's 32 rows with its 16 columns of every stream. The columns of a
+// stream are loaded while those of the one before are multiplied.
+__device__ __forceinline__ void MultiplyUp(const unsigned char* mixed, const unsigned char* weights,
+                                           float (&acc)[2][kStreams][2][4]) {
+  const int first = threadIdx.x / 64 * 2;
+  SplitA a[2][2];
+  uint32_t b[2][2][2];
+  LoadMixed(mixed, 0, a[0]);
+  LoadPanelTiles<2>(weights, 0, first, b[0]);
+  LoadMixed(mixed, 1, a[1]);
+#pragma unroll
+  for (int i = 0; i < 2 * kStreams; ++i) {
+    const int half = i / kStreams, s = i % kStreams;
+    if (i + 1 < 2 * kStreams) {
+      LoadPanelTiles<2>(weights, (i + 1) / kStreams, (i + 1) % kStreams * (kUpColumns / 8) + first,
+                        b[(i + 1) % 2]);
+    }
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const SplitA& rows = a[half][k / 2 % 2];
+      MmaBf16(acc[k / 2 % 2][s][k % 2], k < 4 ? rows.low : rows.high, b[i % 2][k % 2][0],
+              b[i % 2][k % 2][1]);
+    }
+  }
+}
+
 // A block has 64 rows and 64 columns of every stream; warps 2 x 4 share them, a warp with 32 rows
 // and 16 columns of every stream, so that a thread has all that a value of x is mixed from. Two
 // blocks share a multiprocessor: one mixes while the other multiplies.
@@ -407,33 +446,7 @@ __global__ void __launch_bounds__(kUpThreads, 2)
       const unsigned char* weights = shared->weights[stage];
       CopyUp(p, value + 2 * kStep, (stage + 2) % kStages, shared);
       stage = (stage + 1) % kStages;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        SplitA a[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const unsigned char* at = mixed + (2 * half + lane / 16) * (2 * kMixedPlane) +
-                                    (first_row + 16 * i + lane % 16) * 16;
-          LoadMatrices(a[i].high, at);
-          LoadMatrices(a[i].low, at + kMixedPlane);
-        }
-        uint32_t b[kStreams][2][2];
-#pragma unroll
-        for (int s = 0; s < kStreams; ++s) {
-          LoadPanelTiles<2>(weights, half, s * (kUpColumns / 8) + warp / 2 * 2, b[s]);
-        }
-#pragma unroll
-        for (int part = 0; part < 2; ++part) {
-#pragma unroll
-          for (int s = 0; s < kStreams; ++s) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              MmaBf16(acc[i / 2][s][i % 2], part == 0 ? a[i / 2].low : a[i / 2].high,
-                      b[s][i % 2][0], b[s][i % 2][1]);
-            }
-          }
-        }
-      }
+      MultiplyUp(mixed, weights, acc);
     }
   }
 #pragma unroll
