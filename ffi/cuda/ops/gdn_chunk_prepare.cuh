@@ -299,42 +299,52 @@ __device__ __forceinline__ void PrepareRows(const ChunkParams& p, int num_live,
   }
 }
 
+// Systems and weights of up to kHeadsAtOnce value heads, from `first` of the key head's on.
+template <int kDim>
+__device__ __forceinline__ void PrepareHeads(const ChunkParams& p, int first, int num_live,
+                                             PrepareShared<kDim>* shared) {
+  const int key_heads = static_cast<int>(p.a.key_heads);
+  const int value_heads = static_cast<int>(p.a.value_heads);
+  const int chunk = blockIdx.y;
+  const int warp = threadIdx.x / 32;
+  const int count = min(kHeadsAtOnce, value_heads / key_heads - first);
+  const auto head_of = [&](int i) {
+    return (first + i) * key_heads + static_cast<int>(blockIdx.x);
+  };
+  const auto piece_at = [&](unsigned char* pieces, int i) {
+    return pieces + static_cast<int64_t>(chunk * value_heads + head_of(i)) * kPieceBytes;
+  };
+  if (warp < count) {
+    MakeGates(p, chunk, head_of(warp), num_live, shared->sums[warp], shared->betas[warp]);
+  }
+  __syncthreads();
+  for (int i = 0; i < count; ++i) Decay<kDim>(shared, i, piece_at(p.weights, i));
+  __syncthreads();
+  const int place = threadIdx.x / kGdnChunk;
+  SolveColumn(shared->systems[min(place, kHeadsAtOnce - 1)], threadIdx.x % kGdnChunk,
+              place < count);
+  __syncthreads();
+  for (int pair = threadIdx.x; pair < count * kGdnChunk * 32; pair += kPrepareWarps * 32) {
+    const int i = pair / (kGdnChunk * 32);
+    const int row = pair / 32 % kGdnChunk;
+    const float* at = shared->systems[i] + row * kSystemPitch + pair % 32 * 2;
+    StorePair(piece_at(p.inverse, i), row, pair % 32 * 2, at[0], at[1]);
+  }
+  __syncthreads();
+}
+
 template <int kDim>
 __global__ void __launch_bounds__(kPrepareWarps * 32, 2)
     GdnPrepareKernel(const __grid_constant__ ChunkParams p) {
   STRATA_SHARED(PrepareShared<kDim>, shared);
-  const int warp = threadIdx.x / 32;
-  const int key_heads = static_cast<int>(p.a.key_heads);
-  const int value_heads = static_cast<int>(p.a.value_heads);
-  const int chunk = blockIdx.y;
   const int num_live = LiveRows(*p.a.live, p.a.num_rows);
-  if (chunk * kGdnChunk >= num_live) return;
-  const auto head_of = [&](int i) { return i * key_heads + static_cast<int>(blockIdx.x); };
+  if (static_cast<int>(blockIdx.y) * kGdnChunk >= num_live) return;
   PrepareRows<kDim>(p, num_live, shared);
   __syncthreads();
   MultiplyKeys<kDim>(shared);
-  for (int first = 0; first < value_heads / key_heads; first += kHeadsAtOnce) {
-    const int count = min(kHeadsAtOnce, value_heads / key_heads - first);
-    if (warp < count) {
-      MakeGates(p, chunk, head_of(first + warp), num_live, shared->sums[warp], shared->betas[warp]);
-    }
-    const auto piece_at = [&](unsigned char* pieces, int i) {
-      return pieces + static_cast<int64_t>(chunk * value_heads + head_of(first + i)) * kPieceBytes;
-    };
-    __syncthreads();
-    for (int i = 0; i < count; ++i) Decay<kDim>(shared, i, piece_at(p.weights, i));
-    __syncthreads();
-    const int place = threadIdx.x / kGdnChunk;
-    SolveColumn(shared->systems[min(place, kHeadsAtOnce - 1)], threadIdx.x % kGdnChunk,
-                place < count);
-    __syncthreads();
-    for (int pair = threadIdx.x; pair < count * kGdnChunk * 32; pair += kPrepareWarps * 32) {
-      const int i = pair / (kGdnChunk * 32);
-      const int row = pair / 32 % kGdnChunk;
-      const float* at = shared->systems[i] + row * kSystemPitch + pair % 32 * 2;
-      StorePair(piece_at(p.inverse, i), row, pair % 32 * 2, at[0], at[1]);
-    }
-    __syncthreads();
+  const int heads = static_cast<int>(p.a.value_heads / p.a.key_heads);
+  for (int first = 0; first < heads; first += kHeadsAtOnce) {
+    PrepareHeads<kDim>(p, first, num_live, shared);
   }
 }
 

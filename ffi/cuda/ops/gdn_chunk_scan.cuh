@@ -153,30 +153,46 @@ __device__ __forceinline__ void ForEachValue(float (&tiles)[8][4], const Act& ac
   }
 }
 
+// X in place of K S.
+__device__ __forceinline__ void RecallRows(const float (&values)[8][4], const float* gates,
+                                           float (&rows)[8][4]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int row = i * 8 + threadIdx.x % 4 * 2 + k % 2;
+      const float recalled = gates[kFromStart * kGdnChunk + row] * rows[i][k];
+      rows[i][k] = gates[kBeta * kGdnChunk + row] * (values[i][k] - recalled);
+    }
+  }
+}
+
+// Calls act(place in the head's state, value) for the lane's values of it.
+template <int kDim, typename Act>
+__device__ __forceinline__ void ForEachState(int column, float (*state)[4], const Act& act) {
+#pragma unroll
+  for (int i = 0; i < kDim / 8; ++i) {
+    const int key = i * 8 + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) act((key + k % 2) * kDim + column + k / 2 * 8, &state[i][k]);
+  }
+}
+
 template <int kDim>
 __global__ void __launch_bounds__(kScanWarps * 32)
     GdnScanKernel(const __grid_constant__ ChunkParams p) {
   STRATA_SHARED(ScanShared<kDim>, shared);
-  constexpr int kTiles = kDim / 8;
-  const int lane = threadIdx.x % 32;
   const int head = blockIdx.x;
-  const int column = blockIdx.y * kScanColumns + threadIdx.x / 32 * 16 + lane / 4;
+  const int column = blockIdx.y * kScanColumns + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
   const int width = static_cast<int>(p.a.value_heads) * kDim;
   const int num_live = LiveRows(*p.a.live, p.a.num_rows);
   const int num_chunks = (num_live + kGdnChunk - 1) / kGdnChunk;
   const ChunkCopies<kDim> copies(p, head, num_chunks, shared);
   copies.BeginInverse(0);
   copies.BeginKeys(0);
-  const auto state_at = [&](int tile, int k) {
-    const int key = tile * 8 + lane % 4 * 2 + k % 2;
-    return (head * kDim + key) * kDim + column + k / 2 * 8;
-  };
-  float state[kTiles][4];
-#pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) state[i][k] = p.a.state[state_at(i, k)];
-  }
+  const int state_at = head * kDim * kDim;
+  float state[kDim / 8][4];
+  ForEachState<kDim>(column, state, [&](int at, float* v) { *v = p.a.state[state_at + at]; });
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     const float* gates = shared->gates[chunk % 2];
     const unsigned char* keys = shared->keys[chunk % 2];
@@ -189,15 +205,7 @@ __global__ void __launch_bounds__(kScanWarps * 32)
     copies.BeginWeights(chunk);
     float rows[8][4] = {};
     MultiplyState<kDim>(keys, state, rows);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int row = i * 8 + lane % 4 * 2 + k % 2;
-        const float recalled = gates[kFromStart * kGdnChunk + row] * rows[i][k];
-        rows[i][k] = gates[kBeta * kGdnChunk + row] * (values[i][k] - recalled);
-      }
-    }
+    RecallRows(values, gates, rows);
     SplitA split[4];
     SplitRows(rows, split);
     float fresh[8][4] = {};
@@ -215,18 +223,10 @@ __global__ void __launch_bounds__(kScanWarps * 32)
     ForEachValue(fresh, [&](int row, int, float* v) { *v *= gates[kToEnd * kGdnChunk + row]; });
     SplitRows(fresh, split);
     const float decay = gates[kFromStart * kGdnChunk + kGdnChunk - 1];
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) state[i][k] *= decay;
-    }
+    ForEachState<kDim>(column, state, [&](int, float* v) { *v *= decay; });
     UpdateState<kDim>(keys, split, state);
   }
-#pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) p.a.new_state[state_at(i, k)] = state[i][k];
-  }
+  ForEachState<kDim>(column, state, [&](int at, float* v) { p.a.new_state[state_at + at] = *v; });
 }
 
 }  // namespace strata::gdn

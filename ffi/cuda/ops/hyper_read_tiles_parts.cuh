@@ -422,6 +422,30 @@ __device__ __forceinline__ void MultiplyUp(const unsigned char* mixed, const uns
   }
 }
 
+// The values of x that a thread's gates belong to; zeros where rows are dead.
+__device__ __forceinline__ void MixTile(const TileParams& p, int num_live,
+                                        const float (&gates)[2][kStreams][2][4]) {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int tile = i / 2 % 2, side = i % 2;
+    const int row = blockIdx.y * kUpRows + warp % 2 * 32 + i / 4 * 16 + side * 8 + lane / 4;
+    const int column = blockIdx.x * kUpColumns + warp / 2 * 16 + tile * 8 + lane % 4 * 2;
+    float2 value = make_float2(0.0f, 0.0f);
+    if (row < num_live) {
+      float2 own[kStreams];
+#pragma unroll
+      for (int s = 0; s < kStreams; ++s) {
+        const float* sums = gates[i / 4][s][tile] + 2 * side;
+        own[s] = make_float2(sums[0], sums[1]);
+      }
+      value = MixPair(p, row, column, own);
+    }
+    *reinterpret_cast<float2*>(p.x + row * p.width + column) = value;
+  }
+}
+
 // A block has 64 rows and 64 columns of every stream; warps 2 x 4 share them, a warp with 32 rows
 // and 16 columns of every stream, so that a thread has all that a value of x is mixed from. Two
 // blocks share a multiprocessor: one mixes while the other multiplies.
@@ -429,13 +453,8 @@ __global__ void __launch_bounds__(kUpThreads, 2)
     HyperUpTileKernel(const __grid_constant__ TileParams p) {
   STRATA_SHARED(UpShared, shared);
   const int num_live = LiveRows(*p.live, p.num_rows);
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int first_row = warp % 2 * 32;
-  const int first_column = blockIdx.x * kUpColumns + warp / 2 * 16;
-  const bool any = static_cast<int>(blockIdx.y) * kUpRows < num_live;
-  float acc[2][kStreams][2][4] = {};
-  if (any) {
+  float gates[2][kStreams][2][4] = {};
+  if (static_cast<int>(blockIdx.y) * kUpRows < num_live) {
     CopyUp(p, 0, 0, shared);
     CopyUp(p, kStep, 1, shared);
     int stage = 0;
@@ -446,27 +465,10 @@ __global__ void __launch_bounds__(kUpThreads, 2)
       const unsigned char* weights = shared->weights[stage];
       CopyUp(p, value + 2 * kStep, (stage + 2) % kStages, shared);
       stage = (stage + 1) % kStages;
-      MultiplyUp(mixed, weights, acc);
+      MultiplyUp(mixed, weights, gates);
     }
   }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int tile = i / 2 % 2, side = i % 2;
-    const int row = blockIdx.y * kUpRows + first_row + i / 4 * 16 + side * 8 + lane / 4;
-    const int column = first_column + tile * 8 + lane % 4 * 2;
-    if (row >= p.num_rows) continue;
-    float2 value = make_float2(0.0f, 0.0f);
-    if (row < num_live) {
-      float2 gates[kStreams];
-#pragma unroll
-      for (int s = 0; s < kStreams; ++s) {
-        const float* sums = acc[i / 4][s][tile] + 2 * side;
-        gates[s] = make_float2(sums[0], sums[1]);
-      }
-      value = MixPair(p, row, column, gates);
-    }
-    *reinterpret_cast<float2*>(p.x + row * p.width + column) = value;
-  }
+  MixTile(p, num_live, gates);
 }
 
 }  // namespace strata::hyper
