@@ -1,14 +1,14 @@
 // Products of many float32 rows with matrices that are not quantised, by bfloat16 matrix units.
 //
 // A float is split into two bfloat16, x = high + low + (an error below 2^-17 |x|), and the products
-// high * high, low * high and, unless the weights are bfloat16 themselves, high * low are added in
-// float32. Sums run over the 64 values of a step in the matrix unit, its steps are added up to a
-// segment of 256 values, and segments to a total: an order that knows neither the number of rows
-// nor a row's place, so a row's bits depend on the row alone. They are not those of the kernels for
-// few rows (contract C: prompts and windows are told apart by the read map).
+// low * high, high * high and, unless the weights are bfloat16 themselves, high * low are added in
+// float32: in the matrix unit over a segment of 256 values, then segments to a total. That order
+// knows neither the number of rows nor a row's place, so a row's bits depend on the row alone. They
+// are not those of the kernels for few rows (contract C: the read map tells prompts from windows).
 //
-// A block of 256 threads computes 64 rows x 64 columns (two panels). Weights and rows of the next
-// step are on their way in registers while the current one is multiplied.
+// A block of 256 threads computes 64 rows x 64 columns (two panels). Rows and weights lie in shared
+// memory as they are in global memory, two steps of 64 values ahead of their use, and are split
+// where a warp takes them into registers.
 #pragma once
 
 #include "cuda/mma.cuh"
@@ -19,15 +19,25 @@ namespace strata::floats {
 inline constexpr int kTileRows = 64;
 inline constexpr int kTileColumns = 64;
 inline constexpr int kThreads = 256;
-inline constexpr int kStep = 64;            // values of a row in shared memory at once
-inline constexpr int kPlane = 64 * 128;     // bytes: 64 rows of a step
-inline constexpr int kStage = 4 * kPlane;   // rows high, low, weights high, low
-inline constexpr int kShared = 2 * kStage;  // dynamic shared bytes of a block
+inline constexpr int kStep = 64;   // values of a row in shared memory at once
+inline constexpr int kStages = 3;  // steps in shared memory
+inline constexpr int kRowBytes = kTileRows * kStep * 4;
 
-// Eight floats as two chunks of bfloat16.
-struct SplitChunk {
-  uint4 high, low;
-};
+// A value's bytes in a panel.
+template <GgmlType kType>
+inline constexpr int kBytes = kType == GgmlType::kF32 ? 4 : 2;
+
+template <GgmlType kType>
+inline constexpr int kStageBytes = kRowBytes + kTileColumns * kStep * kBytes<kType>;
+
+// Dynamic shared bytes of a block.
+template <GgmlType kType>
+inline constexpr int kShared = kStages * kStageBytes<kType>;
+
+// Chunk c (16 bytes) of a row of 256 bytes is where 8 rows' pairs of chunks lie in different banks.
+__device__ __forceinline__ int RowChunkAt(int row, int chunk) {
+  return row * 256 + ((chunk ^ 2 * row) & 15) * 16;
+}
 
 __device__ __forceinline__ void SplitPair(float a, float b, uint32_t* high, uint32_t* low) {
   *high = PackBf16(a, b);
@@ -35,98 +45,80 @@ __device__ __forceinline__ void SplitPair(float a, float b, uint32_t* high, uint
                   __fsub_rn(b, __uint_as_float(*high & 0xffff0000u)));
 }
 
-__device__ __forceinline__ SplitChunk Split(const float4& a, const float4& b) {
-  SplitChunk s;
-  SplitPair(a.x, a.y, &s.high.x, &s.low.x);
-  SplitPair(a.z, a.w, &s.high.y, &s.low.y);
-  SplitPair(b.x, b.y, &s.high.z, &s.low.z);
-  SplitPair(b.z, b.w, &s.high.w, &s.low.w);
-  return s;
+// A thread's copies of a step: 4 chunks of a row's 16, and chunks of the two panels. RowOf(i) gives
+// the values of row 0..63 of the tile, null for rows that do not count: those are zeros.
+template <GgmlType kType, typename RowOf>
+__device__ __forceinline__ void CopyStep(const PanelMatrix& m, int first_panel, int k0,
+                                         const RowOf& row_of, uint8_t* stage) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int row = thread / 4;
+  const float* values = row_of(row);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int chunk = thread % 4 + 4 * i;
+    const bool valid = values != nullptr && k0 + chunk * 4 < m.cols;
+    CopyAsync(stage + RowChunkAt(row, chunk),
+              valid ? static_cast<const void*>(values + k0 + chunk * 4) : m.bytes, valid);
+  }
+  constexpr int kChunks = kStep * kBytes<kType> / 16;  // of a column: a warp's, one after the other
+  const int64_t segment = static_cast<int64_t>(k0 / 256) * m.unit_bytes;
+#pragma unroll
+  for (int i = 0; i < 2 * kChunks / 8; ++i) {
+    const int line = thread / 32 + 8 * i;
+    const int panel = first_panel + line / kChunks;
+    const int chunk = line % kChunks;
+    const bool valid = panel * 32 < m.rows && k0 + chunk * (16 / kBytes<kType>) < m.cols;
+    const uint8_t* unit = m.bytes + panel * m.panel_bytes + segment;
+    const int at = (k0 % 256 * kBytes<kType> / 16 + chunk) * 512 + thread % 32 * 16;
+    CopyAsync(stage + kRowBytes + line * 512 + thread % 32 * 16, valid ? unit + at : m.bytes,
+              valid);
+  }
+  EndCopyGroup();
 }
 
-// Weights of a type as they are read: chunks of 8 values of a panel's row.
-template <GgmlType kType>
-struct WeightChunk {
-  static constexpr int kWords = kType == GgmlType::kF32 ? 8 : 4;
-  uint32_t words[kWords];
+// 16 rows x 16 values as two fragments.
+struct RowFragment {
+  uint32_t high[4], low[4];
 
-  __device__ __forceinline__ void Load(const uint8_t* unit, int chunk, int lane) {
+  __device__ __forceinline__ RowFragment(const uint8_t* stage, int first_row, int k) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
-    for (int i = 0; i < kWords / 4; ++i) {
-      const uint4 v =
-          __ldg(reinterpret_cast<const uint4*>(unit) + (chunk * (kWords / 4) + i) * 32 + lane);
-      words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
-    }
-  }
-  __device__ __forceinline__ void Clear() {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) words[i] = 0;
-  }
-  __device__ __forceinline__ SplitChunk Value() const {
-    if constexpr (kType == GgmlType::kBF16) {
-      const uint4 zero = make_uint4(0, 0, 0, 0);
-      return {make_uint4(words[0], words[1], words[2], words[3]), zero};
-    } else if constexpr (kType == GgmlType::kF16) {
-      float f[8];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        f[2 * i] = HalfToFloat(words[i] & 0xffffu);
-        f[2 * i + 1] = HalfToFloat(words[i] >> 16);
-      }
-      return Split(make_float4(f[0], f[1], f[2], f[3]), make_float4(f[4], f[5], f[6], f[7]));
-    } else {
-      const auto four = [&](int i) {
-        return make_float4(__uint_as_float(words[i]), __uint_as_float(words[i + 1]),
-                           __uint_as_float(words[i + 2]), __uint_as_float(words[i + 3]));
-      };
-      return Split(four(0), four(4));
+    for (int i = 0; i < 4; ++i) {
+      const int row = first_row + lane / 4 + i % 2 * 8;
+      const int value = k + lane % 4 * 2 + i / 2 * 8;
+      const float2 x =
+          *reinterpret_cast<const float2*>(stage + RowChunkAt(row, value / 4) + value % 4 * 4);
+      SplitPair(x.x, x.y, &high[i], &low[i]);
     }
   }
 };
 
-// The share of one thread in a step's inputs: two chunks of rows, two of weights.
-template <GgmlType kType, typename LoadX>
-struct StepInputs {
-  float4 x[2][2];
-  WeightChunk<kType> w[2];
+// 16 columns x 16 values likewise: words 2j and 2j + 1 are those of columns 8j.
+template <GgmlType kType>
+struct ColumnFragment {
+  uint32_t high[4], low[4];
 
-  __device__ __forceinline__ void Load(const PanelMatrix& m, int first_panel, int k0,
-                                       const LoadX& load) {
-    const int thread = static_cast<int>(threadIdx.x);
-    const int k = k0 + thread % 8 * 8;
+  __device__ __forceinline__ ColumnFragment(const uint8_t* weights, int panel, int first, int k) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const uint8_t* at = weights + panel * kStep * kBytes<kType> * 32;
+    if constexpr (kType == GgmlType::kF32) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const bool in = k < m.cols;
-      x[i][0] = in ? load(thread / 8 + 32 * i, k) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      x[i][1] = in ? load(thread / 8 + 32 * i, k + 4) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
-    const int chunk = thread / 32;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int panel = first_panel + i;
-      if (k0 + chunk * 8 < m.cols && panel * 32 < m.rows) {
-        const uint8_t* unit =
-            m.bytes + panel * m.panel_bytes + static_cast<int64_t>(k0 / 256) * m.unit_bytes;
-        w[i].Load(unit, k0 % 256 / 8 + chunk, thread % 32);
-      } else {
-        w[i].Clear();
+      for (int i = 0; i < 4; ++i) {
+        const int column = first + i / 2 * 8 + lane / 4;
+        const int value = k + i % 2 * 8 + lane % 4 * 2;
+        const float2 w =
+            *reinterpret_cast<const float2*>(at + value / 4 * 512 + column * 16 + value % 4 * 4);
+        SplitPair(w.x, w.y, &high[i], &low[i]);
       }
-    }
-  }
-
-  __device__ __forceinline__ void Store(uint8_t* stage) const {
-    const int thread = static_cast<int>(threadIdx.x);
+    } else {
+      LoadMatrices(high,
+                   at + (k / 8 + lane / 8 % 2) * 512 + (first + lane / 16 * 8 + lane % 8) * 16);
+      if constexpr (kType == GgmlType::kF16) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const SplitChunk rows = Split(x[i][0], x[i][1]);
-      const int at = SwizzledAt(thread / 8 + 32 * i, thread % 8);
-      *reinterpret_cast<uint4*>(stage + at) = rows.high;
-      *reinterpret_cast<uint4*>(stage + kPlane + at) = rows.low;
-      const SplitChunk weights = w[i].Value();
-      const int to = 2 * kPlane + SwizzledAt(32 * i + thread % 32, thread / 32);
-      *reinterpret_cast<uint4*>(stage + to) = weights.high;
-      if constexpr (kType != GgmlType::kBF16) {
-        *reinterpret_cast<uint4*>(stage + kPlane + to) = weights.low;
+        for (int i = 0; i < 4; ++i) {
+          const uint32_t halves = high[i];
+          SplitPair(HalfToFloat(halves & 0xffffu), HalfToFloat(halves >> 16), &high[i], &low[i]);
+        }
       }
     }
   }
@@ -135,54 +127,50 @@ struct StepInputs {
 // One step for the warp's 16 rows x 32 columns.
 template <GgmlType kType>
 __device__ __forceinline__ void MultiplyStep(const uint8_t* stage, float (&acc)[4][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int row = warp % 4 * 16 + lane % 16;
-  const int column = warp / 4 * 32 + lane / 16 * 8 + lane % 8;
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    uint32_t high[4], low[4];
-    LoadMatrices(high, stage + SwizzledAt(row, 2 * k + lane / 16));
-    LoadMatrices(low, stage + kPlane + SwizzledAt(row, 2 * k + lane / 16));
+  for (int k = 0; k < kStep; k += 16) {
+    const RowFragment x(stage, warp % 4 * 16, k);
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
-      const int at = 2 * kPlane + SwizzledAt(column + 16 * pair, 2 * k + lane / 8 % 2);
-      uint32_t w[4];
-      LoadMatrices(w, stage + at);
-      MmaBf16(acc[2 * pair], low, w[0], w[1]);
-      MmaBf16(acc[2 * pair + 1], low, w[2], w[3]);
-      MmaBf16(acc[2 * pair], high, w[0], w[1]);
-      MmaBf16(acc[2 * pair + 1], high, w[2], w[3]);
-      if constexpr (kType != GgmlType::kBF16) {
-        LoadMatrices(w, stage + kPlane + at);
-        MmaBf16(acc[2 * pair], high, w[0], w[1]);
-        MmaBf16(acc[2 * pair + 1], high, w[2], w[3]);
+      const ColumnFragment<kType> w(stage + kRowBytes, warp / 4, 16 * pair, k);
+#pragma unroll
+      for (int one = 0; one < 2; ++one) {
+        float (&sums)[4] = acc[2 * pair + one];
+        MmaBf16(sums, x.low, w.high[2 * one], w.high[2 * one + 1]);
+        if constexpr (kType != GgmlType::kBF16) {
+          MmaBf16(sums, x.high, w.low[2 * one], w.low[2 * one + 1]);
+        }
+        MmaBf16(sums, x.high, w.high[2 * one], w.high[2 * one + 1]);
       }
     }
   }
 }
 
 // The products of 64 rows with the matrix's columns of panels `first_panel` and the next, by a
-// whole block of kThreads; `shared`: kShared bytes, 16-byte aligned, free again after a barrier.
-//   load(row, k) -> float4   values k..k + 3 of row 0..63 of the tile; k is a multiple of 4 below
-//                            the matrix's columns; zeros for rows that do not count
-//   store(row, column, sum)  column: a row of the matrix; each (row, column) comes once
-template <GgmlType kType, typename LoadX, typename StoreY>
-__device__ __forceinline__ void Tile(const PanelMatrix& m, int first_panel, const LoadX& load,
+// whole block of kThreads; `shared`: kShared<kType> bytes, 16-byte aligned, free again after a
+// barrier.
+//   row_of(row) -> const float*   row 0..63 of the tile, 16-byte aligned; null: does not count
+//   store(row, column, sum)       column: a row of the matrix; each (row, column) comes once
+template <GgmlType kType, typename RowOf, typename StoreY>
+__device__ __forceinline__ void Tile(const PanelMatrix& m, int first_panel, const RowOf& row_of,
                                      const StoreY& store, uint8_t* shared) {
   float total[4][4] = {}, acc[4][4] = {};
-  StepInputs<kType, LoadX> inputs;
-  inputs.Load(m, first_panel, 0, load);
-  int stage = 0;
+  const int steps = (m.cols + kStep - 1) / kStep;
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) {
+    CopyStep<kType>(m, first_panel, s * kStep, row_of, shared + s * kStageBytes<kType>);
+  }
 #pragma unroll 1
-  for (int k0 = 0; k0 < m.cols; k0 += kStep) {
-    inputs.Store(shared + stage);
-    // One barrier a step: who is past it has read the other stage, which is written next.
+  for (int s = 0; s < steps; ++s) {
+    WaitForGroups<kStages - 2>();
+    // Who is past this barrier has done with the stage before, which is filled next.
     __syncthreads();
-    if (k0 + kStep < m.cols) inputs.Load(m, first_panel, k0 + kStep, load);
-    MultiplyStep<kType>(shared + stage, acc);
-    stage = kStage - stage;
-    if ((k0 + kStep) % 256 != 0 && k0 + kStep < m.cols) continue;
+    const int ahead = s + kStages - 1;
+    CopyStep<kType>(m, first_panel, ahead * kStep, row_of,
+                    shared + ahead % kStages * kStageBytes<kType>);
+    MultiplyStep<kType>(shared + s % kStages * kStageBytes<kType>, acc);
+    if ((s + 1) * kStep % 256 != 0 && s + 1 < steps) continue;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
@@ -192,6 +180,7 @@ __device__ __forceinline__ void Tile(const PanelMatrix& m, int first_panel, cons
       }
     }
   }
+  WaitForCopies();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
 #pragma unroll

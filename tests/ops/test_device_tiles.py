@@ -5,6 +5,7 @@ bits depend on that row alone.
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -28,6 +29,17 @@ SIDE_BY_SIDE = (Role.ATTN_Q, Role.ATTN_K, Role.ATTN_V)
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Backend:
     return request.param
+
+
+@pytest.fixture(params=[8, 9])
+def capability(request: pytest.FixtureRequest, backend: Backend) -> Iterator[None]:
+    """An emulated device of either kind: matrix units of warps, or of groups of them."""
+    if backend.name != "emulated":
+        yield  # it is what it is
+        return
+    backend.library.set_capability(request.param)
+    yield
+    backend.library.set_capability(8)
 
 
 def products(
@@ -58,6 +70,7 @@ def products(
     )
 
 
+@pytest.mark.usefixtures("capability")
 @pytest.mark.parametrize("type_id", QUANTISED)
 def test_multiplies_every_type_as_the_cpu_does(type_id: int, backend: Backend):
     call = products((type_id, type_id), (45, 130), width=512, rows=70, live=67)
@@ -65,6 +78,7 @@ def test_multiplies_every_type_as_the_cpu_does(type_id: int, backend: Backend):
     assert_same_bits(on_device(call, backend), on_cpu(call))
 
 
+@pytest.mark.usefixtures("capability")
 @pytest.mark.parametrize("width", [96, 640, 1120])
 @pytest.mark.parametrize("type_id", [8, 20, 2, 6, 7])
 def test_multiplies_rows_that_end_inside_a_segment(type_id: int, width: int, backend: Backend):
@@ -73,12 +87,14 @@ def test_multiplies_rows_that_end_inside_a_segment(type_id: int, width: int, bac
     assert_same_bits(on_device(call, backend), on_cpu(call))
 
 
+@pytest.mark.usefixtures("capability")
 def test_multiplies_matrices_of_several_forms_side_by_side(backend: Backend):
     call = products((14, 8, 12), (40, 300, 33), width=256, rows=80, live=80)
 
     assert_same_bits(on_device(call, backend), on_cpu(call))
 
 
+@pytest.mark.usefixtures("capability")
 @pytest.mark.parametrize("live", [0, 1, 64, 129, 300])
 def test_gives_zeros_for_rows_that_do_not_count(live: int, backend: Backend):
     call = products((8, BF16), (64, 70), width=256, rows=300, live=live)
@@ -90,6 +106,7 @@ def test_gives_zeros_for_rows_that_do_not_count(live: int, backend: Backend):
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.usefixtures("capability")
 def test_passes_nan_on_as_the_cpu_does(backend: Backend):
     call = products((8, 14, 12), (32, 32, 32), width=256, rows=70, live=70)
     x = call.operands[0].copy()

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "cuda/ops/quant_matmul_groups.cuh"
 #include "cuda/ops/quant_matmul_tiles.cuh"
 #include "cuda/ops/quant_matmul_tiles.h"
 
@@ -104,15 +105,34 @@ Decoded PlaceDecoded(Form form, int64_t columns, int64_t values, unsigned char**
   return to;
 }
 
-template <Form kForm, int kThreads>
+// Whether this build has code for the device's group instructions, those of capability 9.0.
+bool HasGroups() {
+#if defined(STRATA_EMULATE) || defined(STRATA_BUILT_FOR_GROUPS)
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         major == 9;
+#else
+  return false;
+#endif
+}
+
+template <Form kForm>
 std::string LaunchProducts(const Params& p, int64_t columns, cudaStream_t stream) {
   Shape shape;
   shape.grid = dim3(static_cast<unsigned>(CeilDiv(p.num_rows, matmul_tiles::kRows)),
                     static_cast<unsigned>(columns / kColumns));
-  shape.block = dim3(kThreads);
   shape.shared_bytes = 2 * tiles::Stage<kForm, matmul_tiles::kRows, kColumns>::kBytes;
   shape.stream = stream;
-  return Launch(matmul_tiles::ProductKernel<kForm, kThreads>, shape, p);
+  if constexpr (!IsSplit(kForm)) {
+    if (HasGroups()) {
+      shape.block = dim3(matmul_tiles::kGroupThreads);
+      shape.shared_bytes += kGroupAlignment;
+      return Launch(matmul_tiles::GroupProductKernel<kForm>, shape, p);
+    }
+  }
+  shape.block = dim3(matmul_tiles::kThreads);
+  return Launch(matmul_tiles::ProductKernel<kForm>, shape, p);
 }
 
 std::string RunPass(const Pass& pass, Params p, unsigned char* workspace, cudaStream_t stream) {
@@ -130,13 +150,13 @@ std::string RunPass(const Pass& pass, Params p, unsigned char* workspace, cudaSt
   }
   switch (pass.form) {
     case Form::kPlain:
-      return LaunchProducts<Form::kPlain, 512>(p, pass.columns, stream);
+      return LaunchProducts<Form::kPlain>(p, pass.columns, stream);
     case Form::kMin:
-      return LaunchProducts<Form::kMin, 512>(p, pass.columns, stream);
+      return LaunchProducts<Form::kMin>(p, pass.columns, stream);
     case Form::kSplit:
-      return LaunchProducts<Form::kSplit, 512>(p, pass.columns, stream);
+      return LaunchProducts<Form::kSplit>(p, pass.columns, stream);
     default:
-      return LaunchProducts<Form::kSplitMin, 512>(p, pass.columns, stream);
+      return LaunchProducts<Form::kSplitMin>(p, pass.columns, stream);
   }
 }
 
@@ -159,30 +179,32 @@ std::string RunQuantised(const QuantMatmulArgs& args, int64_t num_columns, cudaS
   return error;
 }
 
-std::string RunFloat(const QuantMatmulArgs& args, const DeviceMatrix& matrix, int64_t column,
-                     int64_t num_columns, cudaStream_t stream) {
+// The matrices of one unquantised type.
+template <GgmlType kType>
+std::string RunFloat(const QuantMatmulArgs& args, int64_t num_columns, cudaStream_t stream) {
   matmul_tiles::FloatParams p = {};
-  p.matrix = ViewOf(matrix);
   p.x = args.x;
   p.live = args.live;
   p.y = args.y;
   p.num_rows = static_cast<int32_t>(args.num_rows);
   p.num_columns = static_cast<int32_t>(num_columns);
-  p.column = static_cast<int32_t>(column);
+  int64_t tiles = 0, column = 0;
+  for (const DeviceMatrix* matrix : args.matrices) {
+    if (matrix->type->type == kType) {
+      p.pieces[p.num_pieces++] = {ViewOf(*matrix), static_cast<int32_t>(tiles),
+                                  static_cast<int32_t>(column)};
+      tiles += CeilDiv(matrix->rows, floats::kTileColumns);
+    }
+    column += matrix->rows;
+  }
+  if (tiles == 0) return "";
   Shape shape;
-  shape.grid = dim3(static_cast<unsigned>(CeilDiv(matrix.rows, floats::kTileColumns)),
+  shape.grid = dim3(static_cast<unsigned>(tiles),
                     static_cast<unsigned>(CeilDiv(args.num_rows, floats::kTileRows)));
   shape.block = dim3(floats::kThreads);
-  shape.shared_bytes = floats::kShared;
+  shape.shared_bytes = floats::kShared<kType>;
   shape.stream = stream;
-  switch (matrix.type->type) {
-    case GgmlType::kBF16:
-      return Launch(matmul_tiles::FloatKernel<GgmlType::kBF16>, shape, p);
-    case GgmlType::kF16:
-      return Launch(matmul_tiles::FloatKernel<GgmlType::kF16>, shape, p);
-    default:
-      return Launch(matmul_tiles::FloatKernel<GgmlType::kF32>, shape, p);
-  }
+  return Launch(matmul_tiles::FloatKernel<kType>, shape, p);
 }
 
 }  // namespace
@@ -200,13 +222,9 @@ std::string QuantMatmulTiles(const QuantMatmulArgs& args, cudaStream_t stream) {
   int64_t num_columns = 0;
   for (const DeviceMatrix* matrix : args.matrices) num_columns += matrix->rows;
   std::string error = RunQuantised(args, num_columns, stream);
-  int64_t column = 0;
-  for (const DeviceMatrix* matrix : args.matrices) {
-    if (error.empty() && !matrix->quantised()) {
-      error = RunFloat(args, *matrix, column, num_columns, stream);
-    }
-    column += matrix->rows;
-  }
+  if (error.empty()) error = RunFloat<GgmlType::kBF16>(args, num_columns, stream);
+  if (error.empty()) error = RunFloat<GgmlType::kF16>(args, num_columns, stream);
+  if (error.empty()) error = RunFloat<GgmlType::kF32>(args, num_columns, stream);
   return error;
 }
 

@@ -161,29 +161,55 @@ __device__ __forceinline__ void ZeroTile(float* y, int64_t num_columns, int firs
   }
 }
 
-inline constexpr int kWarpColumns = 4;  // groups of 8 columns of a warp
+// The block's tile.
+struct Tile {
+  const Piece& piece;
+  int first_row, live;
+  int first_column, end_column;  // of the piece
 
-template <Form kForm, int kThreads>
-__global__ void __launch_bounds__(kThreads, 1) ProductKernel(const __grid_constant__ Params p) {
-  using Stage = tiles::Stage<kForm, kRows, kColumns>;
-  constexpr int kWarpRows = kRows * 8 / kThreads;  // groups of 16 rows of a warp
-  STRATA_SHARED(uint8_t, shared);
-  int i = 0;
-  while (i + 1 < p.num_pieces && static_cast<int>(blockIdx.y) >= p.pieces[i + 1].first_tile) ++i;
-  const Piece& piece = p.pieces[i];
-  const int first_row = blockIdx.x * kRows;
-  const int first_column = (blockIdx.y - piece.first_tile) * kColumns;
-  const int live = LiveRows(*p.live, p.num_rows);
-  const int end_column = min(first_column + kColumns, piece.num_columns);
-  if (first_row >= live) {
+  __device__ __forceinline__ explicit Tile(const Params& p)
+      : piece(p.pieces[PieceOf(p)]), first_row(blockIdx.x * kRows) {
+    live = LiveRows(*p.live, p.num_rows);
+    first_column = (blockIdx.y - piece.first_tile) * kColumns;
+    end_column = min(first_column + kColumns, piece.num_columns);
+  }
+  __device__ __forceinline__ static int PieceOf(const Params& p) {
+    int i = 0;
+    while (i + 1 < p.num_pieces && static_cast<int>(blockIdx.y) >= p.pieces[i + 1].first_tile) ++i;
+    return i;
+  }
+  // Zeros for a tile without a live row.
+  __device__ __forceinline__ bool IsDead(const Params& p) const {
+    if (first_row < live) return false;
     ZeroTile(p.y, p.num_columns, first_row, min(first_row + kRows, p.num_rows),
              piece.column + first_column, piece.column + end_column);
-    return;
+    return true;
   }
+  // `row`, `column`: of the tile.
+  __device__ __forceinline__ void Store(const Params& p, int row, int column, float sum) const {
+    row += first_row;
+    column += first_column;
+    if (row >= p.num_rows || column >= end_column) return;
+    p.y[row * static_cast<int64_t>(p.num_columns) + piece.column + column] =
+        row < live ? sum : 0.0f;
+  }
+};
+
+// The products by mma.sync: 16 warps of 32 rows x 32 columns.
+inline constexpr int kWarpRows = 2;     // groups of 16 rows of a warp
+inline constexpr int kWarpColumns = 4;  // groups of 8 columns
+inline constexpr int kThreads = 512;
+
+template <Form kForm>
+__global__ void __launch_bounds__(kThreads, 1) ProductKernel(const __grid_constant__ Params p) {
+  using Stage = tiles::Stage<kForm, kRows, kColumns>;
+  STRATA_SHARED(uint8_t, shared);
+  const Tile tile(p);
+  if (tile.IsDead(p)) return;
   const int warp = threadIdx.x / 32;
   const tiles::WarpPart part(warp / 4 * 16 * kWarpRows, warp % 4 * 8 * kWarpColumns, 8);
   const tiles::Start start(shared);
-  StageCopies<Stage, kThreads> copies(p.x, first_row, piece.weights, first_column);
+  StageCopies<Stage, kThreads> copies(p.x, tile.first_row, tile.piece.weights, tile.first_column);
   float acc[kWarpRows][kWarpColumns][4] = {}, total[kWarpRows][kWarpColumns][4] = {};
   copies.Next(shared);
   const int stages = static_cast<int>(p.x.values) / tiles::kStageValues;
@@ -196,56 +222,61 @@ __global__ void __launch_bounds__(kThreads, 1) ProductKernel(const __grid_consta
     tiles::MultiplyStage<Stage, kWarpRows>(shared + s % 2 * Stage::kBytes, start, part, acc);
     if (s % 2 == 1 || s + 1 == stages) tiles::EndSegment(acc, total);
   }
-  float* y = p.y + piece.column;
 #pragma unroll
   for (int m = 0; m < kWarpRows; ++m) {
 #pragma unroll
     for (int n = 0; n < kWarpColumns; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int row = first_row + part.row + 16 * m + e / 2 * 8;
-        const int column = first_column + part.column + 8 * n + e % 2;
-        if (row >= p.num_rows || column >= end_column) continue;
-        y[row * static_cast<int64_t>(p.num_columns) + column] = row < live ? total[m][n][e] : 0.0f;
+        tile.Store(p, part.row + 16 * m + e / 2 * 8, part.column + 8 * n + e % 2, total[m][n][e]);
       }
     }
   }
 }
 
-struct FloatParams {
+// A matrix of FloatKernel, and where its part of the grid and of the result begins.
+struct FloatPiece {
   PanelMatrix matrix;
-  const float* x;
-  const int32_t* live;
-  float* y;
-  int32_t num_rows;
-  int32_t num_columns;  // of the result
+  int32_t first_tile;
   int32_t column;
 };
 
+struct FloatParams {
+  FloatPiece pieces[kMostMatrices];  // of one type
+  int32_t num_pieces;
+  int32_t num_rows;
+  int32_t num_columns;  // of the result
+  const float* x;
+  const int32_t* live;
+  float* y;
+};
+
 template <GgmlType kType>
-__global__ void __launch_bounds__(floats::kThreads)
+__global__ void __launch_bounds__(floats::kThreads, 2)
     FloatKernel(const __grid_constant__ FloatParams p) {
   STRATA_SHARED(uint8_t, shared);
-  const int first_panel = blockIdx.x * (floats::kTileColumns / 32);
+  int i = 0;
+  while (i + 1 < p.num_pieces && static_cast<int>(blockIdx.x) >= p.pieces[i + 1].first_tile) ++i;
+  const PanelMatrix matrix = p.pieces[i].matrix;
+  const int to = p.pieces[i].column;
+  const int first_panel = (blockIdx.x - p.pieces[i].first_tile) * (floats::kTileColumns / 32);
   const int first_row = blockIdx.y * floats::kTileRows;
   const int live = LiveRows(*p.live, p.num_rows);
   if (first_row >= live) {
     ZeroTile(p.y, p.num_columns, first_row, min(first_row + floats::kTileRows, p.num_rows),
-             p.column + first_panel * 32,
-             p.column + min(first_panel * 32 + floats::kTileColumns, p.matrix.rows));
+             to + first_panel * 32, to + min(first_panel * 32 + floats::kTileColumns, matrix.rows));
     return;
   }
-  const auto load = [&](int row, int k) {
-    if (first_row + row >= live) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    const float* at = p.x + (first_row + row) * static_cast<int64_t>(p.matrix.cols) + k;
-    return __ldg(reinterpret_cast<const float4*>(at));
+  const auto row_of = [&](int row) -> const float* {
+    return first_row + row < live ? p.x + (first_row + row) * static_cast<int64_t>(matrix.cols)
+                                  : nullptr;
   };
   const auto store = [&](int row, int column, float sum) {
     if (first_row + row >= p.num_rows) return;
-    p.y[(first_row + row) * static_cast<int64_t>(p.num_columns) + p.column + column] =
+    p.y[(first_row + row) * static_cast<int64_t>(p.num_columns) + to + column] =
         first_row + row < live ? sum : 0.0f;
   };
-  floats::Tile<kType>(p.matrix, first_panel, load, store, shared);
+  floats::Tile<kType>(matrix, first_panel, row_of, store, shared);
 }
 
 }  // namespace strata::matmul_tiles

@@ -133,6 +133,29 @@ void LoadTransposed(uint32_t (&r)[4], const uint8_t* row, Place place) {
   }
 }
 
+void GroupMmaS8(int (&d)[8][4], uint64_t rows, uint64_t columns) {
+  // A tile begins at a multiple of its 128 bytes a row.
+  const auto word = [](uint64_t operand, int row, int number) {
+    const uint64_t chunk = operand % 128 / 16 + static_cast<uint64_t>(number / 4);
+    const uint64_t at = operand / 128 * 128 + static_cast<uint64_t>(row) * 128 +
+                        ((chunk ^ static_cast<uint64_t>(row)) & 7) * 16;
+    int value;
+    std::memcpy(&value, reinterpret_cast<const uint8_t*>(at) + number % 4 * 4, 4);
+    return value;
+  };
+  const int thread = ThreadNumber() % 128;
+  for (int j = 0; j < 8; ++j) {
+    for (int e = 0; e < 4; ++e) {
+      const int row = thread / 32 * 16 + thread % 32 / 4 + e / 2 * 8;
+      const int column = 8 * j + thread % 4 * 2 + e % 2;
+      d[j][e] = 0;
+      for (int i = 0; i < 8; ++i) {
+        d[j][e] = __dp4a(word(rows, row, i), word(columns, column, i), d[j][e]);
+      }
+    }
+  }
+}
+
 void CopyAsync(void* to, const void* from, bool valid, Place place) {
   if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
     Fail("an asynchronous copy that is not aligned to 16 bytes", place);

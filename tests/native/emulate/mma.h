@@ -17,6 +17,10 @@ void MmaBf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Pl
 void LoadMatrices(uint32_t (&r)[4], const uint8_t* row, Place place = {});
 void LoadTransposed(uint32_t (&r)[4], const uint8_t* row, Place place = {});
 
+// A group's product: the operands are addresses of 64 rows of 128 bytes, plus the first byte in a
+// row; read at once, from where cuda/mma.cuh's SwizzledAt puts a row's chunks.
+void GroupMmaS8(int (&d)[8][4], uint64_t rows, uint64_t columns);
+
 void CopyAsync(void* to, const void* from, bool valid, Place place = {});
 void WaitForCopies();
 void EndCopyGroup();

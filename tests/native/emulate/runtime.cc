@@ -9,6 +9,8 @@
 
 namespace {
 
+int capability = 8;  // its major number
+
 constexpr size_t kAlignment = 256;  // as cudaMalloc's
 
 using Ranges = std::map<uintptr_t, size_t>;  // bytes by address
@@ -80,6 +82,8 @@ void SetDeviceMemory(size_t bytes) {
   const std::lock_guard<std::mutex> lock(TheMemory().mutex);
   TheMemory().total_bytes = bytes;
 }
+
+void SetCapability(int major) { capability = major; }
 
 size_t DeviceBytes() {
   const std::lock_guard<std::mutex> lock(TheMemory().mutex);
@@ -176,7 +180,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       *value = emulate::kMostSharedBytes;
       break;
     case cudaDevAttrComputeCapabilityMajor:
-      *value = 8;
+      *value = capability;
       break;
     case cudaDevAttrComputeCapabilityMinor:
       *value = 9;

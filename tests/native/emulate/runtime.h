@@ -118,6 +118,9 @@ namespace emulate {
 // How much device memory there is; 4 GiB at first. What is allocated stays.
 void SetDeviceMemory(size_t bytes);
 
+// The major number of the device's compute capability; 8 at first.
+void SetCapability(int major);
+
 // Bytes of device memory, and page-locked or registered bytes of the host, in use.
 size_t DeviceBytes();
 size_t PinnedBytes();
