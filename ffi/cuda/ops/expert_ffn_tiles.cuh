@@ -66,9 +66,9 @@ __device__ __forceinline__ void StoreWeights(const uint32_t (&words)[8],
 }
 
 // Block `b` of 32 values of a unit's rows, a row a lane.
-template <typename Decode, typename Stage, typename Book>
-__device__ __forceinline__ void DecodeBlock(const PanelWords& raw, const Book& book, int b,
-                                            int column, int stage_block, uint8_t* stage) {
+template <typename Decode, typename Stage, typename Raw, typename Book>
+__device__ __forceinline__ void DecodeBlock(const Raw& raw, const Book& book, int b, int column,
+                                            int stage_block, uint8_t* stage) {
   uint32_t words[8];
   tiles::WeightWords<Decode>(raw, b, book, words);
   tiles::BlockFactors f = tiles::LoadFactors<Decode>(raw, b);
@@ -88,8 +88,8 @@ __device__ __noinline__ void DecodeByCall(const uint8_t* unit, int lane, int blo
 }
 
 template <typename Stage>
-__device__ __forceinline__ void DecodeUnit(AnyType, GgmlType type, const uint8_t* unit, int blocks,
-                                           int b, int column, const Rows&, uint8_t* stage) {
+__device__ __forceinline__ void DecodeUnit(GgmlType type, const uint8_t* unit, int blocks, int b,
+                                           int column, uint8_t* stage) {
   const int lane = threadIdx.x % 32;
   switch (type) {
 #define STRATA_CASE(name) \
@@ -102,37 +102,109 @@ __device__ __forceinline__ void DecodeUnit(AnyType, GgmlType type, const uint8_t
   }
 }
 
-template <typename Stage, typename Decode>
-__device__ __forceinline__ void DecodeUnit(Inlined<Decode>, GgmlType, const uint8_t* unit,
-                                           int blocks, int b, int column, const Rows& book,
+// Blocks kFirst and kFirst + 1 of a segment of kBlocks: all numbers known, so the loads are whole
+// chunks of 16 bytes, of those that the two blocks need, and all on their way together.
+template <typename Decode, typename Stage, int kBlocks, int kFirst>
+__device__ __forceinline__ void DecodePair(const uint8_t* unit, int column, const Rows& book,
                                            uint8_t* stage) {
-  const int lane = threadIdx.x % 32;
-  const PanelWords raw = {unit, lane, SegmentWords<Decode>(blocks) / 4 * 4};
-  DecodeBlock<Decode, Stage>(raw, BookOf<Decode>(book, lane), b, column, b % 4, stage);
+  if constexpr (kFirst < kBlocks) {
+    const int lane = threadIdx.x % 32;
+    RawWords<SegmentWords<Decode>(kBlocks)> raw;
+    LoadWords(unit, lane, &raw);
+    const auto own = BookOf<Decode>(book, lane);
+    DecodeBlock<Decode, Stage>(raw, own, kFirst, column, kFirst % 4, stage);
+    DecodeBlock<Decode, Stage>(raw, own, kFirst + 1, column, kFirst % 4 + 1, stage);
+  }
+}
+
+template <typename Decode, typename Stage, int kBlocks>
+__device__ __forceinline__ void DecodePairOf(int first, const uint8_t* unit, int column,
+                                             const Rows& book, uint8_t* stage) {
+  switch (first) {
+    case 0:
+      return DecodePair<Decode, Stage, kBlocks, 0>(unit, column, book, stage);
+    case 2:
+      return DecodePair<Decode, Stage, kBlocks, 2>(unit, column, book, stage);
+    case 4:
+      return DecodePair<Decode, Stage, kBlocks, 4>(unit, column, book, stage);
+    default:
+      return DecodePair<Decode, Stage, kBlocks, 6>(unit, column, book, stage);
+  }
 }
 
 // The warp's share of stage `number`: two blocks of one of four panels. Blocks behind the rows' end
 // have codes and scales of 0.
-template <typename Weights, typename Stage>
-__device__ __forceinline__ void DecodeStage(const WeightPanels& w, int number, const Rows& book,
+struct DecodeWork {
+  const uint8_t* unit;  // null: no panel
+  GgmlType type;
+  int column, blocks, first;
+
+  __device__ __forceinline__ DecodeWork(const WeightPanels& w, int number) {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int panel = warp % 4;
+    const int segment = number / 2;
+    unit = w.bytes[panel] == nullptr
+               ? nullptr
+               : w.bytes[panel] + static_cast<int64_t>(segment) * w.unit_bytes[panel];
+    type = w.type[panel];
+    column = panel * 32 + static_cast<int>(threadIdx.x) % 32;
+    blocks = min(8, w.cols / 32 - segment * 8);
+    first = number % 2 * 4 + warp / 4 * 2;
+  }
+};
+
+template <typename Stage>
+__device__ __forceinline__ void DecodeStage(AnyType, const WeightPanels& w, int number, const Rows&,
                                             uint8_t* stage) {
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int panel = warp % 4;
-  if (w.bytes[panel] == nullptr) return;
-  const int column = panel * 32 + static_cast<int>(threadIdx.x) % 32;
-  const int segment = number / 2;
-  const uint8_t* unit = w.bytes[panel] + static_cast<int64_t>(segment) * w.unit_bytes[panel];
-  const int blocks = min(8, w.cols / 32 - segment * 8);
+  const DecodeWork work(w, number);
+  if (work.unit == nullptr) return;
 #pragma unroll 1
-  for (int i = 0; i < 2; ++i) {
-    const int b = number % 2 * 4 + warp / 4 * 2 + i;
-    if (b < blocks) {
-      DecodeUnit<Stage>(Weights{}, w.type[panel], unit, blocks, b, column, book, stage);
+  for (int b = work.first; b < work.first + 2; ++b) {
+    if (b < work.blocks) {
+      DecodeUnit<Stage>(work.type, work.unit, work.blocks, b, work.column, stage);
     } else {
-      StoreWeights<Stage>({}, {}, column, b % 4, stage);
+      StoreWeights<Stage>({}, {}, work.column, b % 4, stage);
     }
   }
 }
+
+// Rows end in a whole segment or, as those of 640 values, in half of one; other ends take the way
+// of AnyType.
+template <typename Stage, typename Decode>
+__device__ __forceinline__ void DecodeStage(Inlined<Decode>, const WeightPanels& w, int number,
+                                            const Rows& book, uint8_t* stage) {
+  const DecodeWork work(w, number);
+  if (work.unit == nullptr) return;
+  constexpr bool kWhole = kInfo<Decode>.block_values == 256;
+  if (kWhole || work.blocks == 8) {
+    DecodePairOf<Decode, Stage, 8>(work.first, work.unit, work.column, book, stage);
+  } else if (work.blocks == 4) {
+    if constexpr (!kWhole) {
+      DecodePairOf<Decode, Stage, 4>(work.first, work.unit, work.column, book, stage);
+    }
+  } else {
+#pragma unroll 1
+    for (int b = work.first; b < work.first + 2; ++b) {
+      if (b < work.blocks) {
+        DecodeByCall<Decode, Stage>(work.unit, threadIdx.x % 32, work.blocks, b, work.column,
+                                    stage);
+      } else {
+        StoreWeights<Stage>({}, {}, work.column, b % 4, stage);
+      }
+    }
+  }
+}
+
+// Asks for the panels' units of a segment, a panel a warp: into the L2 cache, ahead of their use.
+__device__ __forceinline__ void PrefetchSegment(const WeightPanels& w, int segment) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (warp >= 4 || segment * 256 >= w.cols || w.bytes[warp] == nullptr) return;
+  const int blocks = min(8, w.cols / 32 - segment * 8);
+  PrefetchUnit(w.bytes[warp] + static_cast<int64_t>(segment) * w.unit_bytes[warp],
+               w.unit_bytes[warp] / 8 * blocks, static_cast<int>(threadIdx.x) % 32);
+}
+
+inline constexpr int kSegmentsAhead = 2;
 
 // A thread's share in copying the tile's activation rows.
 template <typename Stage>
@@ -190,13 +262,14 @@ __device__ __forceinline__ void MultiplyTile(RowCopies<Stage>& rows, int count,
                                              const WeightPanels& w, const Rows& book,
                                              const tiles::WarpPart& part, uint8_t* shared,
                                              Sums& total) {
+  for (int segment = 0; segment < kSegmentsAhead; ++segment) PrefetchSegment(w, segment);
   const tiles::Start start(shared);
   Sums acc = {};
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int active = __shfl_sync(kAllLanes, (count + 15) / 16, 0);
   const int stages = (w.cols + tiles::kStageValues - 1) / tiles::kStageValues;
   rows.Next(shared);
-  DecodeStage<Weights, Stage>(w, 0, book, shared);
+  DecodeStage<Stage>(Weights{}, w, 0, book, shared);
 #pragma unroll 1
   for (int s = 0; s < stages; ++s) {
     WaitForCopies();
@@ -205,10 +278,11 @@ __device__ __forceinline__ void MultiplyTile(RowCopies<Stage>& rows, int count,
     const uint8_t* full = shared + s % 2 * Stage::kBytes;
     uint8_t* next = shared + (s + 1) % 2 * Stage::kBytes;
     if (s + 1 < stages) rows.Next(next);
+    if (s % 2 == 0) PrefetchSegment(w, s / 2 + kSegmentsAhead);
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       if ((warp < kWarps / 2) == (half == 0)) {
-        if (s + 1 < stages) DecodeStage<Weights, Stage>(w, s + 1, book, next);
+        if (s + 1 < stages) DecodeStage<Stage>(Weights{}, w, s + 1, book, next);
         continue;
       }
       switch (active) {
