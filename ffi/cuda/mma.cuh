@@ -59,6 +59,19 @@ __device__ __forceinline__ void MmaBf16(float (&d)[4], const uint32_t (&a)[4], u
 #endif
 }
 
+// The same for IEEE halves.
+__device__ __forceinline__ void MmaF16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                       uint32_t b1) {
+#if defined(STRATA_EMULATE)
+  emulate::MmaF16(d, a, b0, b1);
+#else
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
 // Four matrices of 8 rows of 16 bytes from shared memory: lane 8i + r names row r of matrix i, and
 // gets bytes 4t.. of row g of each.
 __device__ __forceinline__ void LoadMatrices(uint32_t (&r)[4], const uint8_t* row) {
@@ -99,6 +112,19 @@ __device__ __forceinline__ void CopyAsync(void* shared, const void* global, bool
 #endif
 }
 
+// The same for bytes that other warps of the multiprocessor are likely to ask for, too: they stay
+// in the first cache.
+__device__ __forceinline__ void CopyAsyncCached(void* shared, const void* global, bool valid) {
+#if defined(STRATA_EMULATE)
+  emulate::CopyAsync(shared, global, valid);
+#else
+  const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(global),
+               "r"(valid ? 16 : 0)
+               : "memory");
+#endif
+}
+
 // Waits for all of the thread's copies. A kernel must not end without.
 __device__ __forceinline__ void WaitForCopies() {
 #if defined(STRATA_EMULATE)
@@ -134,6 +160,17 @@ __device__ __forceinline__ uint32_t PackBf16(float low, float high) {
 #else
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+#endif
+}
+
+// Two floats rounded to IEEE halves, `low` in the low half.
+__device__ __forceinline__ uint32_t PackF16(float low, float high) {
+#if defined(STRATA_EMULATE)
+  return emulate::HalfBits(low) | emulate::HalfBits(high) << 16;
+#else
+  uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 #endif
 }

@@ -3,6 +3,7 @@
 #include "cuda/ops/qsa_attend.h"
 #include "cuda/ops/qsa_attend_combine.cuh"
 #include "cuda/ops/qsa_attend_parts.cuh"
+#include "cuda/ops/qsa_attend_tiles.h"
 
 namespace strata {
 namespace attend {
@@ -216,6 +217,7 @@ int64_t QsaAttendWorkspace(int64_t num_rows, int64_t num_heads, int64_t head_dim
 }
 
 std::string QsaAttend(const QsaAttendArgs& args, cudaStream_t stream) {
+  if (QsaAttendTilesApply(args)) return QsaAttendTiles(args, stream);
   std::string error;
   for (int first = 0; first < args.num_rows && error.empty(); first += args.rows_at_once) {
     error = attend::Attend(args, first, std::min(args.rows_at_once, args.num_rows - first), stream);

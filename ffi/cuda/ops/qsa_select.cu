@@ -2,13 +2,17 @@
 
 #include "cuda/ops/qsa_parts.cuh"
 #include "cuda/ops/qsa_select.h"
+#include "cuda/ops/qsa_select_parts.cuh"
+#include "cuda/ops/qsa_select_tiles.h"
 
 namespace strata {
 namespace {
 
-constexpr int kGroup = 16;  // blocks side by side in index_keys
+constexpr int kGroup = kIndexGroup;
 
+// Rows whose scores there is room for at once: of a window all, of a tile as many as fit.
 constexpr int64_t kRowsAtOnce = 64;
+constexpr int64_t kTileScores = 128 << 20;  // bytes
 
 // Scoring: a warp takes half a group, two lanes for every channel, four blocks a lane.
 constexpr int kScoreThreads = 256;
@@ -23,11 +27,6 @@ constexpr int kSelectThreads = 1024;
 constexpr int kWarps = kSelectThreads / 32;
 constexpr int kBins = 1 << 11;
 constexpr int kBatch = 8;  // scores of a lane that are under way at once
-
-// Complete blocks that row t sees.
-__device__ int CompleteBlocks(const QsaSelectArgs& a, int pos, int t) {
-  return min((pos + t + 1) / a.ratio, a.num_groups * kGroup);
-}
 
 // The sum over heads of max(q_h . key, 0) for the warp's eight blocks; lane 2 b + q < 8 gets that
 // of block 4 q + b. `keys` is the lane's four blocks of channel 0.
@@ -244,25 +243,32 @@ __global__ void __launch_bounds__(kSelectThreads)
   WriteChosen(share, shared, blocks);
 }
 
+std::string ScoreRows(const QsaSelectArgs& args, int first, int rows, cudaStream_t stream) {
+  const int capacity = args.num_groups * kGroup;
+  Shape shape;
+  shape.stream = stream;
+  shape.grid = dim3(static_cast<unsigned>((capacity + kScoreBlocks - 1) / kScoreBlocks),
+                    static_cast<unsigned>((rows + kScoreRows - 1) / kScoreRows));
+  shape.block = dim3(kScoreThreads);
+  return Launch(ScoreKernel, shape, args, first, rows);
+}
+
 }  // namespace
 
 int64_t QsaSelectWorkspace(int64_t num_rows, int64_t num_groups) {
-  return std::min(num_rows, kRowsAtOnce) * num_groups * kGroup *
-         static_cast<int64_t>(sizeof(float));
+  const int64_t row_bytes = num_groups * kGroup * static_cast<int64_t>(sizeof(float));
+  return std::min(num_rows, std::max(kRowsAtOnce, kTileScores / row_bytes)) * row_bytes;
 }
 
 std::string QsaSelect(const QsaSelectArgs& args, cudaStream_t stream) {
   std::string error;
   for (int first = 0; first < args.num_rows && error.empty(); first += args.rows_at_once) {
     const int rows = std::min(args.rows_at_once, args.num_rows - first);
-    const int capacity = args.num_groups * kGroup;
+    error = ScoreTilesApply(args) ? ScoreTiles(args, first, rows, stream)
+                                  : ScoreRows(args, first, rows, stream);
+    if (!error.empty()) break;
     Shape shape;
     shape.stream = stream;
-    shape.grid = dim3(static_cast<unsigned>((capacity + kScoreBlocks - 1) / kScoreBlocks),
-                      static_cast<unsigned>((rows + kScoreRows - 1) / kScoreRows));
-    shape.block = dim3(kScoreThreads);
-    error = Launch(ScoreKernel, shape, args, first, rows);
-    if (!error.empty()) break;
     shape.grid = dim3(static_cast<unsigned>(rows));
     shape.block = dim3(kSelectThreads);
     error = Launch(SelectKernel, shape, args, first);

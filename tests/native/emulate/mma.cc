@@ -50,6 +50,13 @@ float Bf16(uint32_t bits) {
   return value;
 }
 
+float Half(uint32_t bits) {
+  _Float16 half;
+  const uint16_t low = static_cast<uint16_t>(bits);
+  std::memcpy(&half, &low, sizeof(half));
+  return static_cast<float>(half);
+}
+
 // Calls add(i, word of the row, word of the column) for result i = 0..3 of the lane and each of the
 // 8 words of 4 bytes.
 template <typename Add>
@@ -110,6 +117,14 @@ void MmaBf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Pl
   ForEachWord(all, [&](int i, uint32_t x, uint32_t y) {
     d[i] += Bf16(x & 0xffffu) * Bf16(y & 0xffffu);
     d[i] += Bf16(x >> 16) * Bf16(y >> 16);
+  });
+}
+
+void MmaF16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Place place) {
+  const auto& all = Show({{a[0], a[1], a[2], a[3]}, {b0, b1}, nullptr}, place);
+  ForEachWord(all, [&](int i, uint32_t x, uint32_t y) {
+    d[i] += Half(x & 0xffffu) * Half(y & 0xffffu);
+    d[i] += Half(x >> 16) * Half(y >> 16);
   });
 }
 
@@ -181,6 +196,13 @@ void WaitForGroups(int last) {
   if (done <= 0) return;
   own.Make(own.groups[done - 1]);
   own.groups.erase(own.groups.begin(), own.groups.begin() + done);
+}
+
+uint32_t HalfBits(float value) {
+  const _Float16 half = static_cast<_Float16>(value);
+  uint16_t bits;
+  std::memcpy(&bits, &half, sizeof(bits));
+  return bits;
 }
 
 uint32_t Bf16Bits(float value) {

@@ -14,6 +14,7 @@ namespace emulate {
 void MmaS8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const int (&c)[4],
            Place place = {});
 void MmaBf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Place place = {});
+void MmaF16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Place place = {});
 void LoadMatrices(uint32_t (&r)[4], const uint8_t* row, Place place = {});
 void LoadTransposed(uint32_t (&r)[4], const uint8_t* row, Place place = {});
 
@@ -28,5 +29,6 @@ void WaitForGroups(int last);
 
 // Rounded to nearest even; a NaN stays one.
 uint32_t Bf16Bits(float value);
+uint32_t HalfBits(float value);
 
 }  // namespace emulate
