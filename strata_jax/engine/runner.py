@@ -100,6 +100,7 @@ class Runner:
         start = time.perf_counter()
         empty = functools.partial(empty_state, config, self._cells, options.kv)
         self._empty = jax.jit(empty, out_shardings=self._sharding).lower().compile()
+        self._cleared = self._compile_cleared()
         self._window = self._compile(
             functools.partial(window_program, ops, self.config), options.window_rows, report
         )
@@ -112,6 +113,21 @@ class Runner:
             report("compiling the draws")
             compile_draws(config.vocab_size, self._sharding, self._result_sharding())
         self.compile_s = time.perf_counter() - start
+
+    def _compile_cleared(self):
+        """The program that makes a state empty where it is."""
+        empty = functools.partial(empty_state, self.config, self._cells, self.options.kv)
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._sharding),
+            jax.eval_shape(empty),
+        )
+        cleared = jax.jit(
+            lambda state: empty(),
+            donate_argnums=0,
+            keep_unused=True,
+            out_shardings=self._sharding,
+        )
+        return cleared.lower(shapes).compile()
 
     def _open_tiers(self, pack: Pack, report: Callable[[str], None]) -> EngineTiers:
         options = self.options
@@ -166,8 +182,10 @@ class Runner:
 
     def reset(self) -> None:
         """Forgets everything that was read."""
-        self._state = self._queued = None  # first: two caches at once may not fit
-        self._state = self._empty()
+        self._queued = None
+        # In place: a captured graph knows its addresses, and two caches at once may not fit.
+        state, self._state = self._state, None
+        self._state = self._empty() if state is None else self._cleared(state)
         self._best = jax.device_put(np.int32(0), self._sharding)  # the old one may be an error
         self.position = 0
 

@@ -161,3 +161,21 @@ def test_finds_the_ids_that_the_logits_say(runner, ids):
     assert list(runner.best_ids(7, 5)) == expected
     assert list(runner.best_ids(7, 0)) == []
     assert runner.position == 13
+
+
+def test_an_empty_state_lies_where_the_old_one_lay(runner, ids):
+    """A captured graph knows addresses: a state elsewhere would be recorded anew for every request."""
+
+    def addresses() -> list[int]:
+        return [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(runner._state)]
+
+    runner.reset()
+    runner.read_window(np.asarray(ids[:4]))
+    before = addresses()
+
+    runner.reset()
+
+    assert addresses() == before
+    cold = runner.read_window(np.asarray(ids[:4])).copy()
+    runner.reset()
+    assert same_bits(runner.read_window(np.asarray(ids[:4])), cold)
