@@ -289,8 +289,8 @@ void Accumulate(float weight, const float* row, int64_t count, float* y) {
 }  // namespace
 
 const Kernels& Avx2Kernels() {
-  static constexpr Kernels kKernels = {"avx2",        Pack,     PackFloat,  Multiply,
-                                       MultiplyFloat, Quantize, SiluMulRow, Accumulate};
+  static constexpr Kernels kKernels = {"avx2",   Pack,       PackFloat,  Multiply, MultiplyFloat,
+                                       Quantize, SiluMulRow, Accumulate, nullptr};
   return kKernels;
 }
 

@@ -264,6 +264,119 @@ void Multiply(const TypeInfo& type, const Panel& panel, int num_blocks, const Ac
   }
 }
 
+// Sums of neighbouring lanes of two vectors, side by side.
+inline __m512i AddNeighbours32(__m512i a, __m512i b) {
+  return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+}
+
+inline __m512i AddNeighbours64(__m512i a, __m512i b) {
+  return _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+}
+
+// 64 values of 16 weight rows: from each pair of rows' dot products, four values to a lane, to the
+// sums of both blocks of 32, a row to a lane. Integers, so in any order.
+inline void SumBlocks(const __m512i pairs[8], __m512i sums[2]) {
+  __m512i quads[4];
+  for (int i = 0; i < 4; ++i) quads[i] = AddNeighbours64(pairs[2 * i], pairs[2 * i + 1]);
+  __m512i half[2];
+  for (int i = 0; i < 2; ++i) {
+    half[i] = _mm512_add_epi32(_mm512_shuffle_i32x4(quads[2 * i], quads[2 * i + 1], 0x88),
+                               _mm512_shuffle_i32x4(quads[2 * i], quads[2 * i + 1], 0xdd));
+  }
+  sums[0] = _mm512_shuffle_i32x4(half[0], half[1], 0x88);
+  sums[1] = _mm512_shuffle_i32x4(half[0], half[1], 0xdd);
+}
+
+// D of 16 rows: a vector for each block, a row to a lane.
+inline void TransposeScales(const RowSegment (&rows)[kPanelRows], __m512 scales[8]) {
+  __m512 v[8], t[8];
+  for (int i = 0; i < 8; ++i) {
+    const int row = i / 4 * 8 + i % 4;  // and the one four rows on
+    const __m512 low = _mm512_castps256_ps512(_mm256_loadu_ps(rows[row].d));
+    v[i] = _mm512_insertf32x8(low, _mm256_loadu_ps(rows[row + 4].d), 1);
+  }
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm512_unpacklo_ps(v[i], v[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
+  }
+  const auto join = [&](int i, __m512 a, __m512 b) {
+    scales[i] = _mm512_shuffle_f32x4(a, b, 0x88);
+    scales[i + 4] = _mm512_shuffle_f32x4(a, b, 0xdd);
+  };
+  const auto low = [](__m512 a, __m512 b) {
+    return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+  };
+  const auto high = [](__m512 a, __m512 b) {
+    return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+  };
+  join(0, low(t[0], t[2]), low(t[4], t[6]));
+  join(1, high(t[0], t[2]), high(t[4], t[6]));
+  join(2, low(t[1], t[3]), low(t[5], t[7]));
+  join(3, high(t[1], t[3]), high(t[5], t[7]));
+}
+
+// With one activation row a panel is written to be read once. Here a weight row is multiplied as it
+// is unpacked, and the additions that a dot product needs anyway bring the rows side by side.
+// kParts: of 64 values.
+template <int kParts>
+void MultiplyParts(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows,
+                   int num_blocks, const Ahead& ahead, const Activations& x, int64_t block,
+                   const PanelOutput& out) {
+  const UnpackFn unpack = Avx512Unpack(type.type);
+  const int64_t row = x.rows ? x.rows[0] : 0;
+  const int8_t* q = x.codes + row * x.width + block * kBlock;
+  const float* scales = x.scales + row * (x.width / kBlock) + block;
+  const int32_t* code_sums = x.sums + row * (x.width / 16) + 2 * block;
+  __m512i codes[kParts];
+  for (int j = 0; j < kParts; ++j) {
+    const __mmask64 mask = 2 * j + 1 < num_blocks ? ~__mmask64{0} : __mmask64{0xffffffffu};
+    codes[j] = _mm512_maskz_loadu_epi8(mask, q + 64 * j);
+  }
+  RowSegment segments[kPanelRows];
+  for (int r = 0; r < num_rows; ++r) {
+    ahead.Ask(r);
+    unpack(rows + r * row_bytes, num_blocks, &segments[r]);
+  }
+  for (int r = num_rows; r < kPanelRows; ++r) std::memset(&segments[r], 0, sizeof(RowSegment));
+  const auto dot = [&](int r, int j) {
+    return _mm512_dpbusd_epi32(_mm512_setzero_si512(),
+                               _mm512_load_si512(segments[r].codes + 64 * j), codes[j]);
+  };
+  __m512 row_scales[kSegmentBlocks];
+  TransposeScales(segments, row_scales);
+  __m512 acc = _mm512_setzero_ps();
+  for (int j = 0; j < kParts; ++j) {
+    __m512i pairs[8], sums[2];
+    for (int p = 0; p < 8; ++p) pairs[p] = AddNeighbours32(dot(2 * p, j), dot(2 * p + 1, j));
+    SumBlocks(pairs, sums);
+    for (int b = 2 * j; b < 2 * j + 2 && b < num_blocks; ++b) {
+      const int less = type.bias * (code_sums[2 * b] + code_sums[2 * b + 1]);
+      const __m512i sum = _mm512_sub_epi32(sums[b % 2], _mm512_set1_epi32(less));
+      const __m512 scale = _mm512_mul_ps(row_scales[b], _mm512_set1_ps(scales[b]));
+      acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, acc);
+    }
+  }
+  AddToTotal(out, 0, acc);
+}
+
+void MultiplyOne(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows,
+                 int num_blocks, const Ahead& ahead, const Activations& x, int64_t block,
+                 const PanelOutput& out) {
+  const auto run = [&](auto multiply) {
+    multiply(type, rows, row_bytes, num_rows, num_blocks, ahead, x, block, out);
+  };
+  switch ((num_blocks + 1) / 2) {
+    case 1:
+      return run(MultiplyParts<1>);
+    case 2:
+      return run(MultiplyParts<2>);
+    case 3:
+      return run(MultiplyParts<3>);
+    default:
+      return run(MultiplyParts<4>);
+  }
+}
+
 template <int R>
 void MultiplyFloatRows(const FloatPanel& panel, int num_values, const Activations& x,
                        int64_t first_value, int64_t t0, const PanelOutput& out) {
@@ -372,8 +485,8 @@ void Accumulate(float weight, const float* row, int64_t count, float* y) {
 }  // namespace
 
 const Kernels& Avx512Kernels() {
-  static constexpr Kernels kKernels = {"avx512",      Pack,     PackFloat,  Multiply,
-                                       MultiplyFloat, Quantize, SiluMulRow, Accumulate};
+  static constexpr Kernels kKernels = {"avx512", Pack,       PackFloat,  Multiply,   MultiplyFloat,
+                                       Quantize, SiluMulRow, Accumulate, MultiplyOne};
   return kKernels;
 }
 

@@ -125,8 +125,8 @@ void Accumulate(float weight, const float* row, int64_t count, float* y) {
 }  // namespace
 
 const Kernels& ScalarKernels() {
-  static constexpr Kernels kKernels = {"scalar",      Pack,     PackFloat,  Multiply,
-                                       MultiplyFloat, Quantize, SiluMulRow, Accumulate};
+  static constexpr Kernels kKernels = {"scalar", Pack,       PackFloat,  Multiply, MultiplyFloat,
+                                       Quantize, SiluMulRow, Accumulate, nullptr};
   return kKernels;
 }
 

@@ -81,6 +81,11 @@ struct Kernels {
   void (*silu_mul)(const float* gate, const float* up, int64_t count, float* h);
   // y[i] = fma(weight, row[i], y[i]).
   void (*accumulate)(float weight, const float* row, int64_t count, float* y);
+  // `pack` and `multiply` in one for a single activation row and types of Form::kPlain, without a
+  // panel; null where that gains nothing.
+  void (*multiply_one)(const TypeInfo& type, const uint8_t* rows, int64_t row_bytes, int num_rows,
+                       int num_blocks, const Ahead& ahead, const Activations& x, int64_t block,
+                       const PanelOutput& out);
 };
 
 const Kernels& ScalarKernels();

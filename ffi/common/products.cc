@@ -47,6 +47,9 @@ void MultiplyPanel(const Matrix& shape, const uint8_t* bytes, int64_t first_row,
       FloatPanel panel;
       kernels.pack_float(type, segment, row_bytes, columns, values, ahead, &panel);
       kernels.multiply_float(panel, values, x, begin, num_rows, out);
+    } else if (num_rows == 1 && type.form == Form::kPlain && kernels.multiply_one != nullptr) {
+      kernels.multiply_one(type, segment, row_bytes, columns, values / kBlock, ahead, x,
+                           begin / kBlock, out);
     } else {
       Panel panel;
       kernels.pack(type, segment, row_bytes, columns, values / kBlock, ahead, &panel);
