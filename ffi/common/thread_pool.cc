@@ -1,6 +1,5 @@
 #include "common/thread_pool.h"
 
-#include <chrono>
 #include <memory>
 #include <utility>
 
@@ -8,10 +7,6 @@
 
 namespace strata {
 namespace {
-
-// A decode step calls an op every few tens of microseconds; waking a sleeping thread costs about as
-// much as a small op. Longer than this the core is better left to XLA's own threads.
-constexpr auto kSpin = std::chrono::microseconds(100);
 
 inline void Pause() {
 #if defined(__x86_64__)
@@ -27,7 +22,7 @@ std::unique_ptr<ThreadPool>& Slot() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) {
+ThreadPool::ThreadPool(int num_threads, std::chrono::microseconds spin) : spin_(spin) {
   try {
     for (int i = 1; i < num_threads; ++i) helpers_.emplace_back([this] { Help(); });
   } catch (...) {  // the system has no more threads to give; those started must end first
@@ -60,7 +55,7 @@ void ThreadPool::Work() {
   }
 }
 
-void ThreadPool::Run(int64_t count, const std::function<void(int64_t)>& body) {
+void ThreadPool::Run(int64_t count, const std::function<void(int64_t)>& body, int64_t run) {
   const FloatMode mode;
   if (count <= 1 || helpers_.empty()) {
     for (int64_t i = 0; i < count; ++i) body(i);
@@ -69,8 +64,8 @@ void ThreadPool::Run(int64_t count, const std::function<void(int64_t)>& body) {
   std::lock_guard<std::mutex> lock(job_mutex_);
   body_ = &body;
   count_ = count;
-  // Some eight runs a thread: few enough to be long, many enough to even out the end.
-  run_ = count / (8 * num_threads()) + 1;
+  // Eight: few enough for runs to be long, many enough to even out the end.
+  run_ = run > 0 ? run : count / (8 * num_threads()) + 1;
   next_.store(0);
   const uint64_t open = job_.load() + 1;
   job_.store(open);
@@ -92,7 +87,7 @@ void ThreadPool::Help() {
     return (job % 2 == 0 || job == done) && !stop_;
   };
   while (true) {
-    const auto deadline = std::chrono::steady_clock::now() + kSpin;
+    const auto deadline = std::chrono::steady_clock::now() + spin_;
     while (waiting()) {
       for (int i = 0; i < 32 && waiting(); ++i) Pause();
       if (std::chrono::steady_clock::now() < deadline) continue;

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -28,8 +29,8 @@ namespace strata {
 
 class ThreadPool {
  public:
-  // `num_threads` counts the calling thread.
-  explicit ThreadPool(int num_threads);
+  // `num_threads` counts the calling thread. Helpers spin for `spin` after a job before they sleep.
+  explicit ThreadPool(int num_threads, std::chrono::microseconds spin = kSpin);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -38,8 +39,8 @@ class ThreadPool {
   // takes runs of consecutive indices, so that neighbours in memory mostly fall to one thread. The
   // body must not call Run. Runs with the float mode of numerics.h on every thread. What a body
   // throws comes out of here, the first such thing, when no thread works any more; indices may then
-  // be left out.
-  void Run(int64_t count, const std::function<void(int64_t)>& body);
+  // be left out. `run`: how many; 0 = some eight runs a thread.
+  void Run(int64_t count, const std::function<void(int64_t)>& body, int64_t run = 0);
 
   int num_threads() const { return static_cast<int>(helpers_.size()) + 1; }
 
@@ -48,10 +49,15 @@ class ThreadPool {
   static void SetThreads(int num_threads);
 
  private:
+  // A decode step calls an op every few tens of microseconds; waking a sleeping thread costs about
+  // as much as a small op. Longer than this the core is better left to XLA's own threads.
+  static constexpr std::chrono::microseconds kSpin{100};
+
   void Stop();
   void Help();
   void Work();
 
+  const std::chrono::microseconds spin_;
   std::vector<std::thread> helpers_;
   std::mutex job_mutex_;
   const std::function<void(int64_t)>* body_ = nullptr;

@@ -2,26 +2,26 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <stdexcept>
 
 #include "common/slots.h"
+#include "cuda/host_workers.h"
 #include "cuda/panels.h"
 
 namespace strata {
 namespace {
 
-std::string Failed(const char* what, int64_t bytes, cudaError_t error) {
+int64_t Aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+}  // namespace
+
+std::string DeviceStore::Failed(const char* what, int64_t bytes, cudaError_t error) {
   size_t free_bytes = 0, total = 0;
   cudaMemGetInfo(&free_bytes, &total);
   return std::string("device_store: ") + what + " of " + std::to_string(bytes >> 20) +
          " MiB failed (" + cudaGetErrorString(error) + "); the device has " +
          std::to_string(free_bytes >> 20) + " of " + std::to_string(total >> 20) + " MiB free";
 }
-
-int64_t Aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
-}  // namespace
 
 DeviceMatrix ShapeOf(const TypeInfo* type, int64_t count, int64_t rows, int64_t cols) {
   const PanelShape shape = ShapeOfPanels(*type, rows, cols);
@@ -45,7 +45,9 @@ DeviceStore::DeviceStore(int64_t num_roles, int64_t num_layers, int64_t num_expe
       matrix_bytes_(matrix_bytes),
       expert_bytes_(expert_bytes),
       host_bytes_(host_expert_bytes),
-      table_(num_layers * num_experts) {
+      table_(num_layers * num_experts),
+      raw_(num_layers * num_experts, ExpertBytes{}),
+      taken_(num_layers * num_experts) {
   const auto take = [&](const char* what, int64_t bytes, auto allocate) {
     const cudaError_t error = bytes == 0 ? cudaSuccess : allocate();
     if (error == cudaSuccess) return;
@@ -73,14 +75,17 @@ DeviceStore::~DeviceStore() { Release(); }
 
 void DeviceStore::Release() {
   copier_ = nullptr;
-  // A step may still be in flight.
+  // A step may still be in flight, and wait for the host's threads.
   cudaDeviceSynchronize();
-  for (void* memory : {static_cast<void*>(matrix_arena_), static_cast<void*>(expert_arena_),
-                       static_cast<void*>(experts_), static_cast<void*>(usage_),
-                       static_cast<void*>(doors_.peer_rows)}) {
+  StopHost();
+  swaps_ = nullptr;
+  for (void* memory :
+       {static_cast<void*>(matrix_arena_), static_cast<void*>(expert_arena_),
+        static_cast<void*>(experts_), static_cast<void*>(wanted_), static_cast<void*>(usage_),
+        static_cast<void*>(doors_.peer_rows), static_cast<void*>(doors_.homes),
+        static_cast<void*>(doors_.mailbox.state)}) {
     cudaFree(memory);
   }
-  cudaFreeHost(doors_.host_rows);
   cudaFreeHost(host_arena_);
 }
 
@@ -155,59 +160,22 @@ std::string DeviceStore::PutExpert(int64_t layer, int64_t expert, bool on_device
   if (error.empty()) error = add(shape->up, up, shape->up_at);
   if (error.empty()) error = add(shape->down, down, shape->down_at);
   if (!error.empty()) return error;
-  table_[layer * num_experts_ + expert] = ExpertWord(to, ExpertTag::kLocal);
-  return "";
-}
-
-std::string DeviceStore::SetTag(int64_t layer, int64_t expert, ExpertTag tag) {
-  if (GetExpertShape(layer) == nullptr || expert < 0 || expert >= num_experts_) {
-    return "device_store: no expert " + std::to_string(expert) + " in layer " +
-           std::to_string(layer);
-  }
-  if (tag != ExpertTag::kLocal && doors() == nullptr) {
-    return "device_store: it has no doors, so every expert is local";
-  }
-  uint64_t& word = table_[layer * num_experts_ + expert];
-  word = (word & ~kTagBits) | static_cast<uint64_t>(tag);
-  return "";
-}
-
-std::string DeviceStore::OpenDoors(int64_t window_rows, int64_t num_active, int64_t width,
-                                   const std::vector<uint8_t>& streamed) {
-  if (window_rows < 1 || num_active < 1 || num_active > kMostDoorEntries || width < 1 ||
-      static_cast<int64_t>(streamed.size()) != num_active + 1) {
-    return "device_store: doors for " + std::to_string(window_rows) + " rows of " +
-           std::to_string(num_active) + " experts, expected 1 to " +
-           std::to_string(kMostDoorEntries);
-  }
-  for (size_t n = 0; n < streamed.size(); ++n) {
-    if (streamed[n] > n) return "device_store: more than all misses are to be streamed";
-  }
-  const int64_t bytes = window_rows * num_active * width * 4;
-  cudaError_t error = cudaMalloc(&doors_.peer_rows, bytes);
-  if (error == cudaSuccess) {
-    error = cudaHostAlloc(reinterpret_cast<void**>(&doors_.host_rows), bytes,
-                          cudaHostAllocMapped | cudaHostAllocPortable);
-  }
-  float* mapped = nullptr;
-  if (error == cudaSuccess) error = cudaHostGetDevicePointer(&mapped, doors_.host_rows, 0);
-  if (error != cudaSuccess) return Failed("memory for rows", bytes, error);
-  doors_.host_rows_at = mapped;
-  doors_.num_active = num_active;
-  doors_.width = width;
-  doors_.streamed = streamed;
-  doors_.streamed_always.resize(streamed.size());
-  std::iota(doors_.streamed_always.begin(), doors_.streamed_always.end(), uint8_t{0});
-  doors_.window_rows = window_rows;
+  table_[layer * num_experts_ + expert] = ExpertWord(to, ExpertTag::kLocal, !on_device);
+  raw_[layer * num_experts_ + expert] = {gate, up, down};
   return "";
 }
 
 std::string DeviceStore::PublishExperts() {
-  const std::string error = Copier().Flush();
-  copier_ = nullptr;
-  if (!error.empty()) return error;
-  const cudaError_t copied =
+  if (copier_ != nullptr) {
+    const std::string error = copier_->Flush();
+    copier_ = nullptr;
+    if (!error.empty()) return error;
+  }
+  cudaError_t copied =
       cudaMemcpy(experts_, table_.data(), table_.size() * 8, cudaMemcpyHostToDevice);
+  if (copied == cudaSuccess && wanted_ != nullptr) {
+    copied = cudaMemcpy(wanted_, table_.data(), table_.size() * 8, cudaMemcpyHostToDevice);
+  }
   return copied == cudaSuccess ? "" : Failed("a copy", table_.size() * 8, copied);
 }
 
@@ -243,10 +211,15 @@ std::string DeviceStore::AuditExpert(int64_t layer, int64_t expert, const uint8_
 }
 
 std::vector<uint32_t> DeviceStore::TakeUsage() {
+  // Kernels go on raising the counts, and swaps go by them: they are read and stay.
   std::vector<uint32_t> usage(table_.size());
   cudaDeviceSynchronize();
   cudaMemcpy(usage.data(), usage_, usage.size() * 4, cudaMemcpyDeviceToHost);
-  cudaMemset(usage_, 0, usage.size() * 4);
+  for (size_t i = 0; i < usage.size(); ++i) {
+    const uint32_t now = usage[i];
+    usage[i] -= taken_[i];
+    taken_[i] = now;
+  }
   return usage;
 }
 

@@ -17,9 +17,12 @@
 #include <vector>
 
 #include "common/gguf_types.h"
+#include "cuda/device_swaps.h"
 #include "cuda/expert_word.h"
 #include "cuda/launch.h"
+#include "cuda/mailbox.h"
 #include "cuda/panel_copier.h"
+#include "weights/weight_store.h"
 
 namespace strata {
 
@@ -50,17 +53,19 @@ struct ExpertShape {
   int64_t bytes = 0;
 };
 
-// Where the rows of entries that others compute are found, for windows of up to `window_rows` rows.
+// What kernels are told of entries that others compute, in windows of up to `window_rows` rows.
 struct Doors {
   int64_t window_rows = 0;
   int64_t num_active = 0;
   int64_t width = 0;
   float* peer_rows = nullptr;            // [window_rows * num_active, width], device
-  float* host_rows = nullptr;            // the same, the host's address
-  const float* host_rows_at = nullptr;   // and the device's
+  uint32_t* homes = nullptr;             // [kEntryHomes], device
+  MailboxAt mailbox;                     // without a box until the host's threads are there
   std::vector<uint8_t> streamed;         // [num_active + 1], of so many misses of a window's row
   std::vector<uint8_t> streamed_always;  // the same for tiles: all
 };
+
+class HostWorkers;
 
 class DeviceStore {
  public:
@@ -87,9 +92,32 @@ class DeviceStore {
   std::string SetTag(int64_t layer, int64_t expert, ExpertTag tag);
   std::string PublishExperts();
 
-  // Before anything is compiled. Of a row's n misses `streamed[n]` are read over the link.
-  std::string OpenDoors(int64_t window_rows, int64_t num_active, int64_t width,
-                        const std::vector<uint8_t>& streamed);
+  // All of these before anything is compiled.
+  std::string OpenDoors(int64_t window_rows, int64_t num_active, int64_t width);
+  // Threads that compute experts with the tag kHost, and how long kernels wait for a sign of life.
+  std::string StartHost(int num_threads, int64_t timeout_ms);
+  void SetTimeout(int64_t timeout_ms);
+  // Of a row's n misses `streamed[n]` are read over the link; all of them until this is called.
+  std::string SetStreamed(const std::vector<uint8_t>& streamed);
+  // Seconds for a byte of page-locked memory over the link, measured; 0 if that is impossible.
+  double LinkSecondsPerByte();
+  HostWorkers* host() const { return host_.get(); }
+  // Lets experts change places from now on; after the last tag.
+  std::string StartSwaps(const SwapSettings& settings);
+  // Room for a layer's expert at these offsets of the device's and the host's arena.
+  std::string AddSpares(int64_t layer, int64_t on_device, int64_t on_host);
+  DeviceSwaps* swaps() const { return swaps_.get(); }
+  // Of the second kernel of a layer's expert_ffn, in windows.
+  Latch LatchAfter(int64_t layer) const;
+  // Whether an expert is in a slot, as the next windows will have it.
+  bool InSlot(int64_t layer, int64_t expert) const {
+    return (table_[layer * num_experts_ + expert] & (kTagMask | kLinked)) == 0;
+  }
+  // Whether a kernel gave up waiting for the host.
+  bool aborted() const;
+  // Makes the host's tier fit for use again, with no step under way; false if a thread is still
+  // lost.
+  bool Recover();
   const Doors* doors() const { return doors_.window_rows > 0 ? &doors_ : nullptr; }
 
   // Compares one expert, where the device's table says it lies, with the file's rows. Returns what
@@ -103,10 +131,15 @@ class DeviceStore {
   // [layers * experts], raised by kernels for every routed entry.
   uint32_t* usage(int64_t layer) const { return usage_ + layer * num_experts_; }
   std::vector<uint32_t> TakeUsage();
+  // Entries since the last time by EntryHome; without doors all of them are kOnPrimary and not
+  // counted.
+  std::vector<uint32_t> TakeHomes();
 
  private:
+  static std::string Failed(const char* what, int64_t bytes, cudaError_t error);
   void Release();
   PanelCopier& Copier();
+  void StopHost();
 
   int64_t num_layers_;
   int64_t num_experts_;
@@ -122,7 +155,15 @@ class DeviceStore {
   std::unique_ptr<PanelCopier> copier_;  // between the first Put and PublishExperts
   std::vector<uint64_t> table_;          // what `experts_` holds or will hold
   uint64_t* experts_ = nullptr;
+  std::vector<ExpertBytes> raw_;  // the file's rows
+  std::vector<uint32_t> taken_;   // of usage_, by TakeUsage
   Doors doors_;
+  // The host's addresses; both stay where they are if a thread of the host is stuck.
+  Mailbox* box_ = nullptr;
+  float* host_rows_ = nullptr;
+  std::unique_ptr<HostWorkers> host_;
+  uint64_t* wanted_ = nullptr;  // null: experts stay where they are
+  std::unique_ptr<DeviceSwaps> swaps_;
   uint32_t* usage_ = nullptr;
 };
 

@@ -17,11 +17,23 @@ enum class ExpertTag : uint32_t {
   kNotMine = 3,  // in the peer's table: none of the peer's business
 };
 
-inline constexpr uint64_t kTagBits = 255;
+inline constexpr uint64_t kLinked = 4;  // the panels lie in the host's memory: for counting only
+inline constexpr uint64_t kTagMask = 3;
+inline constexpr uint64_t kTagBits = 255;        // the tag and kLinked, and room
 inline constexpr int64_t kMostDoorEntries = 32;  // of a row, where tags differ: a lane each
 
-inline uint64_t ExpertWord(const uint8_t* panels, ExpertTag tag) {
-  return reinterpret_cast<uint64_t>(panels) | static_cast<uint64_t>(tag);
+// Where entries were computed, as a device counts them.
+enum EntryHome { kOnPrimary = 0, kOnPeer = 1, kOverLink = 2, kOnHost = 3, kEntryHomes = 4 };
+
+inline uint64_t ExpertWord(const uint8_t* panels, ExpertTag tag, bool linked) {
+  return reinterpret_cast<uint64_t>(panels) | static_cast<uint64_t>(tag) | (linked ? kLinked : 0);
 }
+
+// Words of a layer as somebody wishes them to be, and as kernels read them.
+struct Latch {
+  const uint64_t* wanted = nullptr;  // null: words stand still
+  uint64_t* words = nullptr;
+  int32_t count = 0;
+};
 
 }  // namespace strata

@@ -7,6 +7,7 @@
 #include "cuda/device_store.h"
 #include "cuda/device_table_bind.h"
 #include "cuda/handlers.h"
+#include "cuda/host_workers.h"
 #include "cuda/ops/expert_ffn.h"
 #include "cuda/ops/gdn_chunk.h"
 #include "cuda/ops/hyper_read.h"
@@ -175,10 +176,58 @@ class DeviceStoreHandle {
     Check(Held().SetTag(layer, expert, static_cast<ExpertTag>(tag)));
   }
 
-  void OpenDoors(int64_t window_rows, int64_t num_active, int64_t width,
-                 const std::vector<uint8_t>& streamed) {
-    Check(Held().OpenDoors(window_rows, num_active, width, streamed));
+  void OpenDoors(int64_t window_rows, int64_t num_active, int64_t width) {
+    Check(Held().OpenDoors(window_rows, num_active, width));
   }
+  void StartHost(int num_threads, int64_t timeout_ms) {
+    Check(Held().StartHost(num_threads, timeout_ms));
+  }
+  void SetStreamed(const std::vector<uint8_t>& streamed) { Check(Held().SetStreamed(streamed)); }
+  double LinkSecondsPerByte() { return Held().LinkSecondsPerByte(); }
+  double HostSecondsPerExpert(int64_t layer, int64_t count) {
+    DeviceStore& store = Held();
+    const py::gil_scoped_release release;
+    return store.host() == nullptr ? 0.0 : store.host()->SecondsPerExpert(layer, count);
+  }
+  void Wake() {
+    if (HostWorkers* host = Held().host()) host->Wake();
+  }
+  bool Aborted() { return Held().aborted(); }
+  bool Recover() {
+    DeviceStore& store = Held();
+    const py::gil_scoped_release release;
+    return store.Recover();
+  }
+  void Stall(int64_t milliseconds, int64_t timeout_ms) {
+    Held().SetTimeout(timeout_ms);
+    if (HostWorkers* host = Held().host()) host->Stall(std::chrono::milliseconds(milliseconds));
+  }
+  void StartSwaps(int64_t every, int64_t most, float decay) {
+    Check(Held().StartSwaps({every, most, decay}));
+  }
+  void AddSpares(int64_t layer, int64_t on_device, int64_t on_host) {
+    Check(Held().AddSpares(layer, on_device, on_host));
+  }
+  void AfterWindow() {
+    DeviceSwaps* swaps = Held().swaps();
+    const py::gil_scoped_release release;
+    if (swaps != nullptr) Check(swaps->AfterWindow());
+  }
+  std::pair<int64_t, int64_t> Swapped() {
+    const DeviceSwaps* swaps = Held().swaps();
+    if (swaps == nullptr) return {0, 0};
+    return {swaps->swaps(), swaps->bytes_swapped()};
+  }
+  std::vector<bool> InSlots() {
+    const DeviceStore& store = Held();
+    std::vector<bool> in_slot;
+    for (int64_t i = 0; i < store.num_layers() * store.num_experts(); ++i) {
+      in_slot.push_back(store.InSlot(i / store.num_experts(), i % store.num_experts()));
+    }
+    return in_slot;
+  }
+  std::vector<uint32_t> TakeHomes() { return Held().TakeHomes(); }
+  int64_t HostBusyUs() { return Held().host() == nullptr ? 0 : Held().host()->busy_us(); }
 
   void PublishExperts() { Check(Held().PublishExperts()); }
   std::vector<uint32_t> TakeUsage() { return Held().TakeUsage(); }
@@ -252,7 +301,26 @@ void BindDevice(py::module_& module) {
       .def("set_tag", &DeviceStoreHandle::SetTag, py::arg("layer"), py::arg("expert"),
            py::arg("tag"))
       .def("open_doors", &DeviceStoreHandle::OpenDoors, py::arg("window_rows"),
-           py::arg("num_active"), py::arg("width"), py::arg("streamed"))
+           py::arg("num_active"), py::arg("width"))
+      .def("start_host", &DeviceStoreHandle::StartHost, py::arg("num_threads"),
+           py::arg("timeout_ms"))
+      .def("set_streamed", &DeviceStoreHandle::SetStreamed, py::arg("streamed"))
+      .def("link_seconds_per_byte", &DeviceStoreHandle::LinkSecondsPerByte)
+      .def("host_seconds_per_expert", &DeviceStoreHandle::HostSecondsPerExpert, py::arg("layer"),
+           py::arg("count"))
+      .def("wake", &DeviceStoreHandle::Wake)
+      .def("aborted", &DeviceStoreHandle::Aborted)
+      .def("recover", &DeviceStoreHandle::Recover)
+      .def("stall", &DeviceStoreHandle::Stall, py::arg("milliseconds"), py::arg("timeout_ms"))
+      .def("start_swaps", &DeviceStoreHandle::StartSwaps, py::arg("every"), py::arg("most"),
+           py::arg("decay"))
+      .def("add_spares", &DeviceStoreHandle::AddSpares, py::arg("layer"), py::arg("on_device"),
+           py::arg("on_host"))
+      .def("after_window", &DeviceStoreHandle::AfterWindow)
+      .def("swapped", &DeviceStoreHandle::Swapped, "Swaps and their bytes since the start.")
+      .def("in_slots", &DeviceStoreHandle::InSlots, "[layers * experts]: in the device's memory.")
+      .def("take_homes", &DeviceStoreHandle::TakeHomes)
+      .def("host_busy_us", &DeviceStoreHandle::HostBusyUs)
       .def("publish_experts", &DeviceStoreHandle::PublishExperts)
       .def("take_usage", &DeviceStoreHandle::TakeUsage)
       .def("close", &DeviceStoreHandle::Close);

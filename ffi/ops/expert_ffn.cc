@@ -17,15 +17,9 @@
 namespace strata {
 namespace {
 
-constexpr int64_t kRowsAtOnce = 64;  // bounds the stack buffers of a gate/up panel
-
-// Rows that share one set of matrices: entries [begin, end) of the sorted order.
-struct Group {
-  const FfnMatrices* matrices;
-  ExpertBytes bytes;
+// Entries of the sorted order that share an expert.
+struct Group : FfnGroup {
   int64_t expert;
-  int64_t begin;
-  int64_t end;
   int64_t first_entry;  // of the router's order: when this expert was first asked for
 };
 
@@ -33,19 +27,14 @@ struct Group {
 // workers' jobs, so that a worker which misses its time-out touches no memory of the caller: its
 // rows come from here and go here, the matrices' shapes are the store's, which the tiers hold, and
 // the bytes stay where they are for the sake of the job's own Reader.
-struct Workspace {
+struct Workspace : FfnRows {  // token_of: sorted by expert; the shared expert's rows last
   std::vector<Group> groups;  // of the routed experts by id, then the shared expert
   std::vector<Group> primary, peer, stream, host, file;
-  std::vector<int32_t> token_of;  // [entries] sorted by expert; the shared expert's rows last
   std::vector<int32_t> place_of;  // [T * A] entry -> place in the sorted order
   std::vector<int32_t> identity;
-  std::vector<float> own_x;   // [T, D] where a worker reads floats
-  std::vector<float> hidden;  // [entries, F]
-  std::vector<float> rows;    // [entries, D]
-  QuantizedRows inputs;
-  QuantizedRows hidden_rows;
+  std::vector<float> own_x;  // [T, D] where a worker reads floats
+  std::vector<float> rows;   // [entries, D]
   FfnMatrices routed, shared;
-  int64_t hidden_width;
   int64_t width;
 };
 
@@ -64,7 +53,7 @@ void SortByExpert(const ExpertFfnArgs& args, Workspace& work) {
     if (next[e + 1] == next[e]) continue;
     const ExpertBytes home = {args.routed.gate->Row(e, 0), args.routed.up->Row(e, 0),
                               args.routed.down->Row(e, 0)};
-    work.groups.push_back({&work.routed, home, e, next[e], next[e + 1], first_entry[e]});
+    work.groups.push_back({{&work.routed, home, next[e], next[e + 1]}, e, first_entry[e]});
   }
   work.token_of.resize(entries + args.num_live);
   work.place_of.resize(entries);
@@ -146,24 +135,6 @@ void ForEachPanel(ThreadPool& pool, std::span<const Group> groups,
   });
 }
 
-void GateUpPanel(const Group& group, int64_t panel, Workspace& work) {
-  alignas(64) float gate[kRowsAtOnce * kPanelRows];
-  alignas(64) float up[kRowsAtOnce * kPanelRows];
-  const FfnMatrices& m = *group.matrices;
-  const int64_t first = panel * kPanelRows;
-  const int64_t columns = std::min<int64_t>(kPanelRows, m.gate->rows - first);
-  for (int64_t begin = group.begin; begin < group.end; begin += kRowsAtOnce) {
-    const int64_t count = std::min(kRowsAtOnce, group.end - begin);
-    const Activations x = work.inputs.View(work.token_of.data() + begin);
-    MultiplyPanel(*m.gate, group.bytes.gate, first, x, count, gate, kPanelRows);
-    MultiplyPanel(*m.up, group.bytes.up, first, x, count, up, kPanelRows);
-    for (int64_t i = 0; i < count; ++i) {
-      ActiveKernels().silu_mul(gate + i * kPanelRows, up + i * kPanelRows, columns,
-                               work.hidden.data() + (begin + i) * work.hidden_width + first);
-    }
-  }
-}
-
 // One tier's groups from activations to rows. Groups write disjoint rows, so tiers may run side by
 // side. `worker` is whose job it is: null for the caller's own.
 void RunGroups(ThreadPool& pool, std::span<const Group> groups, Workspace& work,
@@ -187,10 +158,8 @@ void RunGroups(ThreadPool& pool, std::span<const Group> groups, Workspace& work,
       [&](const Group& group, int64_t panel) {
         const TierWorker::Step step(worker);
         if (!step.wanted()) return;
-        const Activations h = work.hidden_rows.View(work.identity.data() + group.begin);
-        MultiplyPanel(*group.matrices->down, group.bytes.down, panel * kPanelRows, h,
-                      group.end - group.begin,
-                      work.rows.data() + group.begin * work.width + panel * kPanelRows, work.width);
+        DownPanel(group, panel, work, work.identity.data(),
+                  work.rows.data() + group.begin * work.width + panel * kPanelRows, work.width);
       });
 }
 
@@ -359,12 +328,9 @@ std::string ExpertFfn(const ExpertFfnArgs& args) {
   work->shared = args.shared;
   SortByExpert(args, *work);
   const int64_t routed = args.num_live * args.num_active;
-  const Group shared = {&work->shared,
-                        {args.shared.gate->bytes, args.shared.up->bytes, args.shared.down->bytes},
-                        0,
-                        routed,
-                        routed + args.num_live,
-                        routed};
+  const ExpertBytes bytes = {args.shared.gate->bytes, args.shared.up->bytes,
+                             args.shared.down->bytes};
+  const Group shared = {{&work->shared, bytes, routed, routed + args.num_live}, 0, routed};
   if (args.tiers == nullptr) {
     MakeRoom(args, *work);
     work->groups.push_back(shared);

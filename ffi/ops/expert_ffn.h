@@ -14,16 +14,11 @@
 #include <cstdint>
 #include <string>
 
+#include "common/expert_panels.h"
 #include "weights/expert_tiers.h"
 #include "weights/weight_store.h"
 
 namespace strata {
-
-struct FfnMatrices {
-  const Matrix* gate;  // [count, F, D]
-  const Matrix* up;    // [count, F, D]
-  const Matrix* down;  // [count, D, F]
-};
 
 struct ExpertFfnArgs {
   const float* x;               // [T, D]

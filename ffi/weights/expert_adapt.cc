@@ -1,19 +1,9 @@
 // The adaptive round of expert_tiers: frequency with hysteresis (reference-engine.md, section 2.7).
 
-#include <algorithm>
-
+#include "common/swap_plan.h"
 #include "weights/expert_tiers.h"
 
 namespace strata {
-namespace {
-
-// An expert is worth moving from this use on, and beats a resident only by this margin: one more
-// routed token than that must not start a swap back and forth.
-constexpr float kLeastUsage = 2.0f;
-constexpr float kMargin = 1.5f;
-
-}  // namespace
-
 void ExpertTiers::StartAdapt(int64_t max_swaps, int64_t max_peer_swaps, float decay) {
   if (adapter_ == nullptr || failed()) return;
   FinishAdapt();
@@ -56,31 +46,17 @@ void ExpertTiers::AdaptRound(TierWorker* worker, int64_t max_swaps, int64_t max_
 }
 
 std::vector<Swap> ExpertTiers::PlanSwaps(Tier tier, int64_t max_swaps) const {
+  const auto role_of = [&](int64_t layer, int64_t expert) {
+    const Tier now = Find(layer, expert).tier;
+    if (now == tier) return SwapRole::kVictim;
+    const bool on_device = now == Tier::kPrimary || now == Tier::kPeer;
+    return on_device ? SwapRole::kNeither : SwapRole::kNewcomer;
+  };
   std::vector<Swap> swaps;
-  for (int64_t layer = 0; layer < num_layers_ && max_swaps > 0; ++layer) {
-    const float* usage = usage_.data() + layer * num_experts_;
-    std::vector<int64_t> candidates, victims;
-    for (int64_t e = 0; e < num_experts_; ++e) {
-      const Tier now = Find(layer, e).tier;
-      if (now == tier) victims.push_back(e);
-      if (now != Tier::kPrimary && now != Tier::kPeer && usage[e] >= kLeastUsage) {
-        candidates.push_back(e);
-      }
-    }
-    // Ties to the lower id on both sides: the same use gives the same swaps.
-    std::stable_sort(candidates.begin(), candidates.end(),
-                     [&](int64_t a, int64_t b) { return usage[a] > usage[b]; });
-    std::stable_sort(victims.begin(), victims.end(),
-                     [&](int64_t a, int64_t b) { return usage[a] < usage[b]; });
-    for (size_t i = 0; i < std::min(candidates.size(), victims.size()); ++i) {
-      const float gain = usage[candidates[i]] - usage[victims[i]];
-      if (gain < kMargin) break;
-      swaps.push_back({layer, victims[i], candidates[i], tier, gain});
-    }
+  for (const SwapPair& pair :
+       PlanSwapPairs(num_layers_, num_experts_, usage_.data(), role_of, max_swaps)) {
+    swaps.push_back({pair, tier});
   }
-  std::stable_sort(swaps.begin(), swaps.end(),
-                   [](const Swap& a, const Swap& b) { return a.gain > b.gain; });
-  if (static_cast<int64_t>(swaps.size()) > max_swaps) swaps.resize(max_swaps);
   return swaps;
 }
 

@@ -33,19 +33,13 @@
 #include <thread>
 #include <vector>
 
+#include "common/swap_plan.h"
 #include "weights/tier_worker.h"
 #include "weights/weight_store.h"
 
 namespace strata {
 
 enum class Tier : uint8_t { kHost = 0, kPrimary = 1, kPeer = 2, kFile = 3 };
-
-// Where an expert's three matrices begin.
-struct ExpertBytes {
-  const uint8_t* gate;
-  const uint8_t* up;
-  const uint8_t* down;
-};
 
 struct Residence {
   Tier tier;
@@ -76,13 +70,9 @@ struct TierOptions {
   std::chrono::milliseconds timeout{60000};  // of a worker, from its last sign of life
 };
 
-// One exchange of an expert for another in the same slot.
-struct Swap {
-  int64_t layer;
-  int64_t victim;
-  int64_t newcomer;
+// One exchange of an expert for another in the same slot of a tier.
+struct Swap : SwapPair {
   Tier tier;
-  float gain;
 };
 
 class ExpertTiers {

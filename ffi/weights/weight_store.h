@@ -30,6 +30,13 @@ struct Matrix {
   }
 };
 
+// Where an expert's three matrices begin.
+struct ExpertBytes {
+  const uint8_t* gate;
+  const uint8_t* up;
+  const uint8_t* down;
+};
+
 class WeightStore {
  public:
   WeightStore(int64_t num_roles, int64_t num_layers)

@@ -17,6 +17,7 @@ from strata_jax.engine.loader import load_params, primary_sharding
 from strata_jax.engine.request import SamplingSettings
 from strata_jax.engine.sampling import Sampler
 from strata_jax.engine.tiers import EngineTiers
+from strata_jax.errors import StrataError
 from strata_jax.model.state import DecodeState, empty_state, num_cells
 from strata_jax.model.transformer import Residual, forward, head
 from strata_jax.ops.native import CPU, Backend
@@ -211,9 +212,18 @@ class Runner:
     def read_window(self, ids: np.ndarray, *, want_logits: bool = True) -> np.ndarray:
         """Reads up to `window_rows` ids; returns their logits [n, V], valid until the next call."""
         rows = len(ids) if want_logits else 0
+        position = self.position
         logits = self._run(self._window, self.options.window_rows, ids, rows)[: len(ids)]
-        self.tiers.experts.after_window()
+        self._after_window(position)
         return logits
+
+    def _after_window(self, position: int) -> None:
+        """Lets the tiers adapt; where they say that the window means nothing, so does the state."""
+        try:
+            self.tiers.experts.after_window()
+        except StrataError:
+            self._state, self.position = None, position
+            raise
 
     def read_best(self, token: int) -> int:
         """Reads one id in a window; returns the id of its largest logit, the lowest of equal ones.
@@ -249,7 +259,7 @@ class Runner:
             except (ValueError, RuntimeError):
                 self._state = None
                 raise
-            self.tiers.experts.after_window()
+            self._after_window(self.position)
             yield token
 
     def read_ahead(self, before: np.ndarray, ids: np.ndarray) -> None:

@@ -14,7 +14,8 @@ from strata_jax.errors import CapacityError, UsageError
 from strata_jax.ops.native import CPU, Backend
 from strata_jax.weights.budget import GIB, StepSizes, host_memory, shown
 from strata_jax.weights.device_experts import DeviceExperts, device_memory
-from strata_jax.weights.experts import AdaptSettings, ExpertTiers, shares
+from strata_jax.weights.device_host import HostSettings, host_threads
+from strata_jax.weights.experts import TIMEOUT_MS, AdaptSettings, ExpertTiers, shares
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.placement import Tier
 from strata_jax.weights.plan import make_plan
@@ -70,11 +71,6 @@ class EngineTiers:
         sizes = make_plan(pack, max_context, kv)
         plan = plan_tiers(pack, sizes, settings, machine, steps=steps, profile=profile)
         plan.check()
-        if store is None:
-            plan = _on_device(settings, plan)
-            experts = DeviceExperts.open(pack, plan.placement, backend, report)
-            return cls(pack, settings, plan, experts)
-        read_ahead(pack, machine.host.available_bytes * 3 // 4, report)
         peer_swaps = settings.peer_adapt_swaps
         adapt = AdaptSettings(
             every=settings.adapt_every,
@@ -84,6 +80,12 @@ class EngineTiers:
             else 0,
             decay=settings.adapt_decay,
         )
+        if store is None:
+            plan = _on_device(settings, plan)
+            host = _host_settings(pack, settings, plan, steps, adapt)
+            experts = DeviceExperts.open(pack, plan.placement, host, backend, report)
+            return cls(pack, settings, plan, experts)
+        read_ahead(pack, machine.host.available_bytes * 3 // 4, report)
         experts = ExpertTiers.open(
             store,
             plan.placement,
@@ -142,15 +144,33 @@ class EngineTiers:
         self.experts.close()
 
 
-_IDLE_ON_DEVICES = (
-    "pcie_frac",
-    "pool_workers",
-    "adapt_every",
-    "adapt_swaps",
-    "adapt_decay",
-    "resident_budget_gib",
-)
+_IDLE_ON_DEVICES = ("resident_budget_gib",)
 """Settings that decide nothing on a GPU in this version."""
+
+
+def _host_settings(
+    pack: Pack, settings: TierSettings, plan: TierPlan, steps: StepSizes, adapt: AdaptSettings
+) -> HostSettings:
+    """How the host takes part in what the card does not hold: not at all where RAM is short."""
+    threads = host_threads(settings.pool_workers)
+    if settings.pcie_frac == 1.0 or not _fits_twice(plan):
+        threads = 0
+    return HostSettings(
+        window_rows=steps.window_rows,
+        num_active=pack.config.num_experts_active,
+        width=pack.config.hidden,
+        threads=threads,
+        stream_share=settings.pcie_frac,
+        timeout_ms=TIMEOUT_MS,
+        adapt=adapt,
+    )
+
+
+def _fits_twice(plan: TierPlan) -> bool:
+    """Whether RAM holds the experts off the card as panels and as the file's rows."""
+    host = next(need for need in plan.needs if need.name == "host")
+    away = plan.placement.total_bytes(Tier.HOST)
+    return host.have_bytes is None or host.need_bytes + away <= host.have_bytes
 
 
 def _on_device(settings: TierSettings, plan: TierPlan) -> TierPlan:
@@ -174,10 +194,19 @@ def _on_device(settings: TierSettings, plan: TierPlan) -> TierPlan:
             f"experts: {shown(away)} stay off the card, and a GPU reads them from page-locked RAM; that "
             f"is more than {have} has room for; more device memory or --platform=cpu"
         )
+    notes = list(plan.notes)
+    if away and settings.pcie_frac != 1.0:
+        notes.append(
+            f"host: {shown(away)} of experts are off the card, in RAM twice: as panels that the GPU "
+            "reads, and as the file's rows for the host's threads"
+            if _fits_twice(plan)
+            else f"host: RAM has no room for {shown(away)} of experts twice (panels, and the file's "
+            "rows), so the GPU reads all misses over its link"
+        )
     idle = ", ".join(f"--{name}" for name in _IDLE_ON_DEVICES if name in settings.given)
-    if not idle:
-        return plan
-    return dataclasses.replace(plan, notes=(*plan.notes, f"{idle}: no effect on a GPU"))
+    if idle:
+        notes.append(f"{idle}: no effect on a GPU")
+    return dataclasses.replace(plan, notes=tuple(notes))
 
 
 def _machine(backend: Backend) -> Machine:

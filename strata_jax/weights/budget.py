@@ -8,6 +8,7 @@ and context. A test compares them with what XLA reports.
 import contextlib
 import dataclasses
 import resource
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,8 @@ _SELECTING_ROWS = 64
 _SCORE_BYTES = 8
 _STREAM_SLOTS = 16
 """Streamed experts that are copied at once; more take several rounds."""
+SWAP_SPARES = 16
+"""Experts of one size that change places at once on a GPU, each with spare room on both sides."""
 _CACHE_GRAIN = 128
 """Tokens; at least that of `num_cells` in model/state.py."""
 
@@ -102,6 +105,15 @@ def stream_slots(num_experts: int, stream_share: float) -> int:
         stream_share: part of the missed experts that is streamed.
     """
     return min(_STREAM_SLOTS, num_experts) if stream_share > 0 else 0
+
+
+def swap_spare_bytes(slots: Iterable[int]) -> int:
+    """Room that a device needs, and page-locked RAM as well, for experts that change places.
+
+    Args:
+        slots: bytes of an expert of each layer: those of equal size share spares.
+    """
+    return SWAP_SPARES * sum(set(slots))
 
 
 def reserve_bytes(reserve_mib: int, is_given: bool, memory_bytes: int) -> int:

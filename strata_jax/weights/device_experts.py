@@ -9,6 +9,8 @@ import numpy as np
 from strata_jax.errors import CapacityError, StrataError, UsageError
 from strata_jax.ops.native import Backend
 from strata_jax.ops.roles import EXPERT_ROLES, Role
+from strata_jax.weights.budget import swap_spare_bytes
+from strata_jax.weights.device_host import DeviceHost, HostSettings, moves, start_swaps
 from strata_jax.weights.matrices import MatrixAt, matrices_of
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.panels import EXPERT_PARTS, expert_slot_bytes, matrix_bytes
@@ -41,20 +43,34 @@ def device_memory(backend: Backend) -> DeviceMemory:
 class DeviceExperts:
     """Everything the device's kernels read. Open it after planning; close it after the last step.
 
-    An expert lies in a slot of the device's memory, or in page-locked memory of the host that kernels
-    read over the link: which of both shows in counters and speed, never in a result.
+    An expert lies in a slot of the device's memory, or in the host's, where the device reads it over
+    the link or the host computes it (`device_host.py`): that shows in counters and speed, never in a
+    result.
     """
 
-    def __init__(self, native: Any, placement: Placement, experts: list[list[MatrixAt]]):
+    def __init__(
+        self,
+        native: Any,
+        placement: Placement,
+        experts: list[list[MatrixAt]],
+        host: DeviceHost | None,
+    ):
         self._native = native
+        self._host = host
+        self._homes = np.zeros(4, np.int64)
         self._placement = placement
         self._experts = experts
-        self._usage = np.zeros(placement.tiers.shape, np.float32)
+        self._usage = np.zeros(placement.tiers.shape, np.int64)
         self._last: dict[str, int] | None = None
 
     @classmethod
     def open(
-        cls, pack: Pack, placement: Placement, backend: Backend, report: Callable[[str], None]
+        cls,
+        pack: Pack,
+        placement: Placement,
+        host: HostSettings,
+        backend: Backend,
+        report: Callable[[str], None],
     ) -> Self:
         """Allocates the arenas and copies every matrix and expert.
 
@@ -62,6 +78,7 @@ class DeviceExperts:
             pack: the model.
             placement: tier of every expert; those without a slot on the primary go to the host's
                 page-locked memory.
+            host: how the host takes part, if there are such experts.
             backend: whose device.
             report: takes lines on progress.
 
@@ -75,35 +92,43 @@ class DeviceExperts:
         away = placement.tiers != Tier.PRIMARY
         host_bytes = int((away * np.asarray(slots)[:, None]).sum())
         fixed = [m for m in matrices if m.role not in _NOT_MATRICES]
+        spare = swap_spare_bytes(slots) if moves(host, away) else 0
         total = sum(m.count * matrix_bytes(m.type, m.rows, m.cols) for m in fixed)
         try:
             native = backend.library.DeviceStore(
-                len(Role), layers, experts, total, placement.primary_bytes, host_bytes
+                len(Role),
+                layers,
+                experts,
+                total,
+                placement.primary_bytes + spare,
+                host_bytes + spare,
             )
         except RuntimeError as error:
             raise CapacityError(str(error)) from None
         try:
             _put_matrices(native, fixed, total, report)
             _put_experts(native, parts, placement, slots, report)
+            native.publish_experts()  # all is in place: what follows is measured
+            doors = DeviceHost.open(native, host, slots, away) if away.any() else None
+            if spare:
+                start_swaps(native, host.adapt, slots, placement.primary_bytes, host_bytes)
+            native.publish_experts()
         except RuntimeError as error:
             native.close()
             raise CapacityError(str(error)) from None
         except BaseException:
             native.close()
             raise
-        return cls(native, placement, parts)
+        return cls(native, placement, parts, doors)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know, one line each."""
         tiers = self._placement.tiers
         away = int((tiers != Tier.PRIMARY).sum())
-        if not away:
+        if self._host is None:
             return ()
-        return (
-            f"experts: {away} of {tiers.size} stay in page-locked RAM, the GPU reads them over its "
-            "link; they do not move (--adapt_* have no effect there)",
-        )
+        return (f"experts: {away} of {tiers.size} are not on the GPU; {self._host.note}",)
 
     @property
     def store(self) -> int:
@@ -116,45 +141,60 @@ class DeviceExperts:
         return -1
 
     def check(self) -> None:
-        """Nothing here waits for a worker that may be lost."""
+        """StrataError saying why, if a step gave up waiting for the host's threads."""
+        if self._host is not None:
+            self._host.check()
 
     def before_window(self) -> None:
-        """Residency stands still."""
+        """Wakes the host's threads.
+
+        Raises:
+            StrataError: if one was lost and still is.
+        """
+        if self._host is not None:
+            self._host.before_window()
 
     def after_window(self) -> None:
-        """Residency stands still."""
+        """Looks whether the window's results mean anything, and moves experts that are due.
+
+        Raises:
+            StrataError: as `check` does.
+        """
+        self.check()
+        self._native.after_window()
 
     def counters(self) -> dict[str, int]:
         """Entries since the start by tier, as `weights/experts.py` names them. Waits for the device."""
         if self._last is not None:
             return self._last
-        self._usage += np.asarray(self._native.take_usage(), np.float32).reshape(self._usage.shape)
-        primary = int(self._usage[self._placement.tiers == Tier.PRIMARY].sum())
-        streamed = int(self._usage.sum()) - primary
-        slot = self._placement.expert_bytes
-        away = self._placement.tiers != Tier.PRIMARY
+        self._usage += np.asarray(self._native.take_usage(), np.int64).reshape(self._usage.shape)
+        self._homes += np.asarray(self._native.take_homes(), np.int64)
+        _, peer, streamed, host = self._homes.tolist()
+        # Tiles do not tell where experts lay: the primary computes all their entries.
+        primary = int(self._usage.sum()) - peer - streamed - host
         return {
             "entries_primary": primary,
-            "entries_peer": 0,
+            "entries_peer": peer,
             "entries_stream": streamed,
-            "entries_host": 0,
+            "entries_host": host,
             "entries_file": 0,
-            "bytes_swapped": 0,
-            "bytes_streamed": int((self._usage * slot)[away].sum()),
+            "bytes_swapped": self._native.swapped()[1],
+            "bytes_streamed": int(streamed * self._placement.expert_bytes.mean()),
             "bytes_read": 0,
-            "swaps_primary": 0,
+            "swaps_primary": self._native.swapped()[0],
             "swaps_peer": 0,
             "waits_us": 0,
         }
 
     def tiers(self) -> np.ndarray:
-        """Tier of every expert, uint8 [L, E]."""
-        return self._placement.tiers
+        """Tier of every expert now, uint8 [L, E]."""
+        in_slots = np.reshape(self._native.in_slots(), self._placement.tiers.shape)
+        return np.where(in_slots, np.uint8(Tier.PRIMARY), np.uint8(Tier.HOST))
 
     def usage(self) -> np.ndarray:
         """Use of every expert since the start, float32 [L, E]."""
         self.counters()
-        return self._usage
+        return self._usage.astype(np.float32)
 
     def audit(self) -> list[str]:
         """Compares every expert's bytes on the device with the file; one line for each fault."""
@@ -165,6 +205,11 @@ class DeviceExperts:
             for expert in range(experts)
         ]
         return [line for line in found if line]
+
+    def stall(self, milliseconds: int, timeout_ms: int) -> None:
+        """For tests: see `DeviceHost.stall`."""
+        assert self._host is not None
+        self._host.stall(milliseconds, timeout_ms)
 
     def record_routing(self, on: bool) -> None:
         """Refuses: a step that is replayed by the device tells nobody what it routed.
@@ -229,4 +274,3 @@ def _put_experts(
             host_at += 0 if on_device else slots[layer]
         done += experts * slots[layer]
         report(f"copying experts: layer {layer + 1} of {layers}, {done >> 20} MiB")
-    native.publish_experts()

@@ -63,7 +63,7 @@ class Advisor:
         if 0 < excess <= reserve:
             advice.append(f"--vram_reserve_mib={(reserve - excess) // MIB}")
         if 0 < excess <= parts["staging"]:
-            advice.append("--pcie_frac=0")
+            advice.append("--pcie_frac=0" if self.emulated else "--adapt_swaps=0")
         least = self._least_memory(need.need_bytes, parts["reserve"], "vram_reserve_mib")
         larger = self._more("device_memory_mib", least, self.free[0])
         if not advice:

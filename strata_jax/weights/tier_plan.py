@@ -16,6 +16,7 @@ from strata_jax.weights.budget import (
     reserve_bytes,
     shown,
     stream_slots,
+    swap_spare_bytes,
     workspace_bytes,
 )
 from strata_jax.weights.matrices import matrices_of
@@ -116,9 +117,16 @@ class _Planner:
         shape = (self.config.num_layers, self.config.num_experts)
         self.expert_bytes = np.broadcast_to(np.asarray(layers, np.int64)[:, None], shape)
         self.largest_slot = int(slot_bytes(self.expert_bytes).max())
-        share = settings.stream_share(machine.platform)
-        self.staging = stream_slots(self.config.num_experts, share) * self.largest_slot
+        self.staging = self._staging_bytes()
         self.notes = list(settings.notes(machine.platform))
+
+    def _staging_bytes(self) -> int:
+        """Room beside the slots: for streamed copies, on a GPU for experts that change places."""
+        if self.emulated:
+            share = self.settings.stream_share(self.machine.platform)
+            return stream_slots(self.config.num_experts, share) * self.largest_slot
+        moves = self.cache_is_on and self.settings.adapt_swaps > 0
+        return swap_spare_bytes(slot_bytes(self.expert_bytes[:, 0]).tolist()) if moves else 0
 
     def _expert_bytes(self, pack: Pack) -> Sequence[int]:
         """Bytes of an expert of each layer: as in the file, or as a device lays it out."""
@@ -228,7 +236,7 @@ class _Planner:
         """What is in RAM beside experts of the host tier."""
         table = {"n-gram table": self._locked_table_bytes()}
         if not self.emulated:
-            return table
+            return {"staging": self.staging, **table}
         arenas = {"primary arena": placement.primary_bytes, "peer arena": placement.peer_bytes}
         return {**self.fixed, **arenas, "staging": self.staging, **table}
 

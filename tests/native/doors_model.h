@@ -86,11 +86,13 @@ class DoorsModel {
     a.shared_weights = shared_weights.data();
     a.live = &live;
     a.y = y;
-    workspace_.resize(
-        ExpertFfnWorkspace(kRows, kActive, std::max(sizes.hidden, sizes.shared_hidden)) / 16 + 1);
+    const int64_t hidden = std::max(sizes.hidden, sizes.shared_hidden);
+    const int64_t bytes = ExpertFfnWorkspace(kRows, kActive, kExperts, sizes.width, hidden);
+    workspace_.resize(bytes / 16 + 1);
     a.workspace = reinterpret_cast<unsigned char*>(workspace_.data());
     a.num_rows = kRows;
     a.num_active = kActive;
+    a.num_experts = kExperts;
     a.width = sizes.width;
     a.routed = store.GetExpertShape(0);
     a.experts = store.experts(0);

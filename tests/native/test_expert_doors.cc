@@ -1,6 +1,7 @@
 // Entries of expert_ffn that others compute: the same bits whoever does.
 #include <cstring>
 
+#include "cuda/host_workers.h"
 #include "doors_model.h"
 #include "float_bits.h"
 
@@ -18,14 +19,15 @@ std::vector<uint8_t> Streamed(int64_t most) {
   return streamed;
 }
 
-void Open(DeviceStore& store, const DoorsModel& model, int64_t streamed = 0) {
-  CHECK_EQ(store.OpenDoors(kRows, kActive, model.sizes.width, Streamed(streamed)), "");
+void Open(DeviceStore& store, const DoorsModel& model) {
+  CHECK_EQ(store.OpenDoors(kRows, kActive, model.sizes.width), "");
 }
 
 void Through(const Doors& doors, ExpertFfnArgs* args) {
   args->doors = true;
   args->peer_rows = doors.peer_rows;
-  args->host_rows = doors.host_rows_at;
+  args->homes = doors.homes;
+  args->mailbox = doors.mailbox;
   args->streamed = doors.streamed.data();
 }
 
@@ -73,7 +75,9 @@ void TestARowHasTheSameBitsWhoeverComputesItsEntries() {
     const std::vector<float> rows = RowsOf(model, [](int64_t) { return true; });
     for (const int64_t streamed : {0, 1, 9}) {
       const auto store = model.Store();
-      Open(*store, model, streamed);
+      Open(*store, model);
+      CHECK_EQ(store->StartHost(2, 60000), "");
+      CHECK_EQ(store->SetStreamed(Streamed(streamed)), "");
       for (int64_t e = 0; e < kExperts; ++e) {
         const ExpertTag tag = e % 4 == 1   ? ExpertTag::kPeer
                               : e % 2 == 0 ? ExpertTag::kHost
@@ -82,24 +86,64 @@ void TestARowHasTheSameBitsWhoeverComputesItsEntries() {
       }
       CHECK_EQ(store->PublishExperts(), "");
       std::memcpy(store->doors()->peer_rows, rows.data(), rows.size() * 4);
-      std::memcpy(store->doors()->host_rows, rows.data(), rows.size() * 4);
       std::vector<float> y(expected.size());
       ExpertFfnArgs args = model.Args(*store, y.data());
       Through(*store->doors(), &args);
-      CheckSameBits(model.Run(args), expected);
+      for (int turn = 0; turn < 3; ++turn) CheckSameBits(model.Run(args), expected);
       int64_t used = 0;
       for (const uint32_t count : store->TakeUsage()) used += count;
-      CHECK_EQ(used, kRows * kActive);
+      CHECK_EQ(used, 3 * kRows * kActive);
+      const std::vector<uint32_t> homes = store->TakeHomes();
+      CHECK_EQ(homes[kOnPrimary] + homes[kOnPeer] + homes[kOverLink] + homes[kOnHost], used);
+      CHECK_EQ(homes[kOnHost], store->host()->entries());
+      CHECK_EQ(homes[kOnHost] > 0, streamed < 9);
     }
   }
+}
+
+void TestALostThreadEndsTheWaitAndTheNextCallIsRight() {
+  DoorsModel model(kInlined, 5);
+  const std::vector<float> expected = model.WithoutDoors();
+  const auto store = model.Store();
+  Open(*store, model);
+  CHECK_EQ(store->StartHost(2, 100), "");
+  CHECK_EQ(store->SetStreamed(Streamed(0)), "");
+  for (int64_t e = 0; e < kExperts; ++e) CHECK_EQ(store->SetTag(0, e, ExpertTag::kHost), "");
+  CHECK_EQ(store->PublishExperts(), "");
+  std::vector<float> y(expected.size());
+  ExpertFfnArgs args = model.Args(*store, y.data());
+  Through(*store->doors(), &args);
+
+  store->host()->Stall(std::chrono::milliseconds(50));  // late, but within the time
+  CheckSameBits(model.Run(args), expected);
+  CHECK(!store->aborted());
+
+  store->host()->Stall(std::chrono::milliseconds(400));
+  model.Run(args);
+  CHECK(store->aborted());
+  const auto begin = std::chrono::steady_clock::now();
+  model.Run(args);  // nobody waits any more
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(90));
+  CHECK(store->Recover());
+  CHECK(!store->aborted());
+  for (int turn = 0; turn < 3; ++turn) CheckSameBits(model.Run(args), expected);
+
+  store->host()->Stall(std::chrono::milliseconds(1500));
+  model.Run(args);
+  CHECK(store->aborted());
+  CHECK(!store->Recover());  // still away
 }
 
 void TestDoorsRefuseWhatTheyCannotBeFor() {
   DoorsModel model(kGeneral);
   const auto store = model.Store();
   CHECK_CONTAINS(store->SetTag(0, 1, ExpertTag::kHost), "no doors");
-  CHECK_CONTAINS(store->OpenDoors(kRows, 33, 256, std::vector<uint8_t>(34)), "1 to 32");
-  CHECK_CONTAINS(store->OpenDoors(kRows, 2, 256, {0, 1, 3}), "more than all misses");
+  CHECK_CONTAINS(store->OpenDoors(kRows, 33, 256), "1 to 32");
+  CHECK_CONTAINS(store->StartHost(1, 1000), "behind open doors");
+  CHECK_EQ(store->OpenDoors(kRows, 2, 256), "");
+  CHECK_CONTAINS(store->SetTag(0, 1, ExpertTag::kHost), "no threads");
+  CHECK_CONTAINS(store->SetStreamed({0, 1, 3}), "more than all misses");
+  CHECK_CONTAINS(store->SetStreamed({0, 1}), "3 expected");
 }
 
 }  // namespace
@@ -109,5 +153,6 @@ int main() {
   using namespace strata;
   RUN(TestAPeerStoresTheRowsOfItsOwnExpertsOnly);
   RUN(TestARowHasTheSameBitsWhoeverComputesItsEntries);
+  RUN(TestALostThreadEndsTheWaitAndTheNextCallIsRight);
   RUN(TestDoorsRefuseWhatTheyCannotBeFor);
 }

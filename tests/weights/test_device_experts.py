@@ -1,6 +1,7 @@
 """A whole model on a device: emulated here, real with --gpu."""
 
 import importlib.resources
+import time
 
 import jax
 import numpy as np
@@ -10,8 +11,9 @@ from strata_jax.config import TierSettings
 from strata_jax.engine.request import SamplingSettings
 from strata_jax.engine.runner import Runner, RunnerOptions
 from strata_jax.engine.sampling import Sampler
-from strata_jax.errors import CapacityError, UsageError
+from strata_jax.errors import CapacityError, StrataError, UsageError
 from strata_jax.ops.native import Backend
+from strata_jax.weights.device_experts import DeviceExperts
 from strata_jax.weights.pack import open_pack
 
 IDS = (np.arange(13, dtype=np.int32) * 37 + 11) % 4000
@@ -88,18 +90,60 @@ def test_gives_nearly_the_logits_of_the_cpu(pack, logits):
 
 
 @pytest.mark.parametrize("experts", [0, 40])
-def test_gives_the_same_bits_wherever_experts_lie(pack, backend: Backend, logits, experts: int):
-    runner = make_runner(pack, backend, expert_cache=experts)
+@pytest.mark.parametrize("share", [None, 0.0, 0.5, 1.0])
+def test_gives_the_same_bits_wherever_experts_lie(
+    pack, backend: Backend, logits, experts: int, share: float | None
+):
+    runner = make_runner(pack, backend, expert_cache=experts, pcie_frac=share)
     got = read(runner, 4)
     counters = runner.tiers.experts.counters()
     runner.close()
 
     np.testing.assert_array_equal(got.view(np.uint32), logits.view(np.uint32))
-    assert counters["entries_stream"] > 0
+    if share is not None:
+        assert (counters["entries_stream"] > 0) == (share > 0)
+        assert (counters["entries_host"] > 0) == (share < 1)
     assert (counters["entries_primary"] > 0) == (experts > 0)
     active, layers = pack.config.num_experts_active, pack.config.num_layers
-    routed = counters["entries_stream"] + counters["entries_primary"]
+    routed = sum(counters[f"entries_{tier}"] for tier in ("primary", "stream", "host"))
     assert routed == len(got) * active * layers
+
+
+@pytest.mark.parametrize("share", [None, 0.0, 1.0])
+def test_moves_experts_between_windows_and_keeps_the_bits(pack, backend: Backend, resident, share):
+    expected = read(resident, 40)
+    flags = {"expert_cache": 3 * pack.config.num_layers, "adapt_every": 1, "adapt_swaps": 8}
+    runner = make_runner(pack, backend, pcie_frac=share, **flags)
+    before = runner.tiers.experts.tiers()
+    got = read(runner, 40)
+    again = read(runner, 40)
+    experts = runner.tiers.experts
+    counters, after, faults = experts.counters(), experts.tiers(), experts.audit()
+    runner.close()
+
+    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+    np.testing.assert_array_equal(again.view(np.uint32), expected.view(np.uint32))
+    assert counters["swaps_primary"] > 8
+    assert counters["bytes_swapped"] > 0
+    assert (before != after).any()
+    assert (before == 1).sum() == (after == 1).sum()
+    assert faults == []
+
+
+def test_ends_a_step_that_the_host_leaves_alone_and_serves_the_next(pack, backend: Backend, logits):
+    runner = make_runner(pack, backend, expert_cache=0, pcie_frac=0.0)
+    read(runner, 0)  # compiled and warm
+    assert isinstance(runner.tiers.experts, DeviceExperts)
+    runner.tiers.experts.stall(milliseconds=1500, timeout_ms=200)
+    with pytest.raises(StrataError, match="no sign of life for 200 ms; ask again"):
+        read(runner, 4)
+    with pytest.raises(AssertionError, match="reset"):
+        runner.read_window(IDS[:1])
+    time.sleep(1.5)
+    got = read(runner, 4)
+    runner.close()
+
+    np.testing.assert_array_equal(got.view(np.uint32), logits.view(np.uint32))
 
 
 def test_finds_the_ids_that_the_logits_say(resident: Runner, logits):
@@ -146,11 +190,11 @@ def test_refuses_experts_that_page_locked_memory_may_not_hold(pack, backend: Bac
 
 
 def test_names_what_decides_nothing_on_a_gpu(pack, backend: Backend):
-    runner = make_runner(pack, backend, adapt_every=3, pcie_frac=0.5)
+    runner = make_runner(pack, backend, resident_budget_gib=1.0)
     notes = runner.tiers.plan.notes
     runner.close()
 
-    assert "--pcie_frac, --adapt_every: no effect on a GPU" in notes
+    assert "--resident_budget_gib: no effect on a GPU" in notes
 
 
 def test_finds_every_expert_as_the_file_has_it(resident: Runner, logits):

@@ -12,6 +12,7 @@
 #include "cuda/ops/expert_ffn.h"
 #include "cuda/ops/expert_ffn_doors.cuh"
 #include "cuda/ops/expert_ffn_inline.cuh"
+#include "cuda/ops/expert_ffn_mailbox.cuh"
 #include "cuda/ops/expert_ffn_parts.cuh"
 #include "cuda/ops/expert_ffn_tiles.h"
 #include "cuda/tile_rows.h"
@@ -30,6 +31,10 @@ __global__ void __launch_bounds__(kMostWarps * 32)
   const int row = blockIdx.z;
   const int e = blockIdx.y;
   const int panel = blockIdx.x;
+  if constexpr (kDoors) {
+    const bool first = panel == 0 && e == 0 && row == 0;
+    if (first && p.mailbox.box != nullptr) Ring(p);
+  }
   if (row >= *p.live) return;
   const bool routed = e < p.num_active;
   if (panel * 32 >= (routed ? p.routed_hidden : p.shared_hidden)) return;
@@ -40,15 +45,18 @@ __global__ void __launch_bounds__(kMostWarps * 32)
   const uint8_t* up_at = p.shared_up.bytes;
   if (routed) {
     const int expert = p.ids[row * p.num_active + e];
-    if (panel == 0 && threadIdx.x == 0 && p.usage != nullptr) atomicAdd(p.usage + expert, 1u);
+    const bool counts = panel == 0 && threadIdx.x == 0;
     uint64_t word = 0;
     if constexpr (kDoors) {
       const int id = lane < p.num_active ? p.ids[row * p.num_active + lane] : 0;
       const RowHomes homes = HomesOf(p, id, lane);
-      if (homes.Away(e)) return;
       word = FromLane(homes.word, e);
+      if (counts) CountEntry(p, homes, e, expert, word);
+      if (homes.Away(e)) return;
+      if ((word & kLinked) != 0) LetLetterPass(p);
     } else {
       word = p.experts[expert];
+      if (counts) atomicAdd(p.usage + expert, 1u);
     }
     gate_at = PanelsOf(word);
     up_at = gate_at + p.up_at;
@@ -141,6 +149,11 @@ __global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_const
   const int warp = threadIdx.x / 32;
   const int warps = blockDim.x / 32;
   const int column = panel * 32 + lane;
+  if (kDoors && row == 0 && panel == 0) {
+    TakeWords(p.latch, threadIdx.x, blockDim.x);
+    if (threadIdx.x == 0) ForgetLetter(p);
+  }
+  bool looked = false;
   if (row >= *p.live) {
     if (warp == 0 && column < p.width && p.y != nullptr) {
       p.y[static_cast<int64_t>(row) * p.width + column] = 0.0f;
@@ -199,10 +212,15 @@ __global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_const
     sums[job * 32 + lane] = acc[0];
   }
   if constexpr (kDoors) {
+    const float* host_rows = nullptr;
+    const bool first = row == 0 && panel == 0;
+    if (homes.host != 0 || (first && p.mailbox.box != nullptr)) {
+      AwaitRows(p, first, &looked);
+      host_rows = HostRows(p);
+    }
     for (int e = warp; e < p.num_active; e += warps) {
       if (!homes.Away(e) || p.rows != nullptr || column >= p.width) continue;
-      const int64_t entry = static_cast<int64_t>(row) * p.num_active + e;
-      sums[e * most * 32 + lane] = RemoteValue(p, homes, entry, column);
+      sums[e * most * 32 + lane] = RemoteValue(p, homes, row, e, column, host_rows);
     }
   }
   __syncthreads();
@@ -265,7 +283,9 @@ FfnParams ParamsOf(const ExpertFfnArgs& a) {
   p.usage = a.usage;
   if (a.doors) {
     p.peer_rows = a.peer_rows;
-    p.host_rows = a.host_rows;
+    p.homes = a.homes;
+    p.mailbox = a.mailbox;
+    p.latch = a.latch;
     p.rows = a.rows;
     std::copy_n(a.streamed, a.num_active + 1, p.streamed);
   }
@@ -307,7 +327,8 @@ std::string LaunchGateUp(const ExpertFfnArgs& a, FfnParams p, cudaStream_t strea
   if (inlined.kernel != nullptr && p.up.type == p.gate.type && IsQ8(*a.shared_gate) &&
       IsQ8(*a.shared_up) && p.routed_hidden == p.shared_hidden && a.width % 256 == 0 &&
       segments <= kPairWarps) {
-    const int64_t items = a.num_rows * (a.num_active + 1) * panels;
+    const int64_t rings = kDoors && a.mailbox.box != nullptr;  // by a block of its own
+    const int64_t items = a.num_rows * (a.num_active + 1) * panels + rings;
     shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(items, 2 * kProcessors)));
     shape.block = dim3(static_cast<unsigned>(32 * segments));
     shape.shared_bytes = InlineGateUpShared(segments, inlined.book_bytes);

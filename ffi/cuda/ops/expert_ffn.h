@@ -6,6 +6,7 @@
 
 #include "cuda/device_store.h"
 #include "cuda/launch.h"
+#include "cuda/mailbox.h"
 
 namespace strata {
 
@@ -30,8 +31,10 @@ struct ExpertFfnArgs {
   // Whether words may have another tag than kLocal; the rest is read only then.
   bool doors;
   const float* peer_rows;   // [T * A, D], device: rows of the peer's entries, when Down runs
-  const float* host_rows;   // [T * A, D], mapped: rows of the host's
   const uint8_t* streamed;  // [A + 1]: of so many kHost entries of a row, those computed here
+  uint32_t* homes;          // device, [kEntryHomes]: counts; not read where `usage` is null
+  MailboxAt mailbox;        // its box is null where every kHost entry is streamed
+  Latch latch;              // of another layer's words, for the second kernel
   float* rows;  // not null: `y` and the shared expert are left out, each local entry's row goes to
                 // its place in [T * A, D], without its weight
 };

@@ -10,6 +10,14 @@ __device__ __forceinline__ uint64_t FromLane(uint64_t word, int lane) {
   return static_cast<uint64_t>(__shfl_sync(kAllLanes, static_cast<long long>(word), lane));
 }
 
+// Thread `first` of `count`: takes the wishes for a layer that no kernel reads meanwhile.
+__device__ __forceinline__ void TakeWords(const Latch& latch, int first, int count) {
+  if (latch.wanted == nullptr) return;
+  for (int i = first; i < latch.count; i += count) {
+    latch.words[i] = *static_cast<const volatile uint64_t*>(latch.wanted + i);
+  }
+}
+
 // What becomes of a row's routed entries; bit e of a mask is entry e.
 struct RowHomes {
   uint64_t word;  // of the entry with the lane's number
@@ -26,7 +34,7 @@ __device__ __forceinline__ RowHomes HomesOf(const FfnParams& p, int id, int lane
   RowHomes homes = {};
   const bool mine = lane < p.num_active;
   if (mine) homes.word = p.experts[id];
-  const auto tag = static_cast<ExpertTag>(homes.word & kTagBits);
+  const auto tag = static_cast<ExpertTag>(homes.word & kTagMask);
   homes.host = __ballot_sync(kAllLanes, mine && tag == ExpertTag::kHost);
   // The last misses in the router's order are read over the link.
   for (int left = p.streamed[__popc(homes.host)]; left > 0; --left) {
@@ -37,14 +45,25 @@ __device__ __forceinline__ RowHomes HomesOf(const FfnParams& p, int id, int lane
   return homes;
 }
 
-// One value of an away entry's row.
-__device__ __forceinline__ float RemoteValue(const FfnParams& p, const RowHomes& homes,
-                                             int64_t entry, int column) {
-  const bool by_host = homes.host >> (entry % p.num_active) & 1u;
-  const float* row = (by_host ? p.host_rows : p.peer_rows) + entry * p.width + column;
+// Raises the use of an entry's expert, and of its home. By one thread for each entry.
+__device__ __forceinline__ void CountEntry(const FfnParams& p, const RowHomes& homes, int e,
+                                           int expert, uint64_t word) {
+  if (p.usage == nullptr) return;
+  atomicAdd(p.usage + expert, 1u);
+  int home = (word & kLinked) != 0 ? kOverLink : kOnPrimary;
+  if (homes.Away(e)) home = homes.host >> e & 1u ? kOnHost : kOnPeer;
+  atomicAdd(p.homes + home, 1u);
+}
+
+// One value of an away entry's row; `host_rows` is where the host's answer lies.
+__device__ __forceinline__ float RemoteValue(const FfnParams& p, const RowHomes& homes, int row,
+                                             int e, int column, const float* host_rows) {
+  const int64_t entry = static_cast<int64_t>(row) * p.num_active + e;
+  const bool by_host = homes.host >> e & 1u;
+  const float* value = (by_host ? host_rows : p.peer_rows) + entry * p.width + column;
   // Never through a cache that another device or the host cannot reach: the rows were written while
   // this step ran.
-  return *static_cast<const volatile float*>(row);
+  return *static_cast<const volatile float*>(value);
 }
 
 }  // namespace strata

@@ -23,11 +23,17 @@ bool Fits(const ExpertFfnArgs& a) {
 }
 
 // The host computes for windows only: tiles read all its experts over the link.
-void PassDoors(const Doors& doors, ExpertFfnArgs* args) {
+void PassDoors(const DeviceStore& store, int64_t layer, ExpertFfnArgs* args) {
+  const Doors& doors = *store.doors();
   const bool window = args->num_rows <= doors.window_rows;
   args->doors = true;
   args->peer_rows = window ? doors.peer_rows : nullptr;
-  args->host_rows = window ? doors.host_rows_at : nullptr;
+  args->homes = doors.homes;
+  if (window) {
+    args->mailbox = doors.mailbox;
+    args->mailbox.layer = static_cast<int32_t>(layer);
+    args->latch = store.LatchAfter(layer);
+  }
   args->streamed = window ? doors.streamed.data() : doors.streamed_always.data();
 }
 
@@ -79,7 +85,7 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> x, ffi::BufferR
         "rows of " + std::to_string(args.width) + " with " + std::to_string(args.num_active) +
             " experts, the doors are for " + std::to_string(doors->width) + " with " +
             std::to_string(doors->num_active));
-    PassDoors(*doors, &args);
+    PassDoors(*held, layer, &args);
   }
   const cudaStream_t on = StreamOf(stream);
   std::string error;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda/ops/expert_ffn_doors.cuh"
+#include "cuda/ops/expert_ffn_mailbox.cuh"
 #include "cuda/ops/expert_ffn_parts.cuh"
 #include "cuda/ops/expert_ffn_units.cuh"
 
@@ -90,8 +91,13 @@ __global__ void __launch_bounds__(kPairWarps * 32, 2)
   const int segments = blockDim.x / 32;
   SegmentStage* stage = reinterpret_cast<SegmentStage*>(shared + kBookBytes) + warp;
   const int live_items = min(max(*p.live, 0), p.num_rows) * ItemsOfRow(p);
+  const int rings = kDoors && p.mailbox.box != nullptr;
+  if constexpr (kDoors) {
+    if (rings && blockIdx.x == 0) return Ring(p);
+  }
   int turn = 0;
-  for (int item = blockIdx.x; item < p.num_rows * ItemsOfRow(p); item += gridDim.x) {
+  for (int item = blockIdx.x - rings; item < p.num_rows * ItemsOfRow(p);
+       item += gridDim.x - rings) {
     const PairItem at(p, item);
     // Asked for before it is known whether the row lives.
     const int* ids = p.ids + at.row * p.num_active;
@@ -103,15 +109,16 @@ __global__ void __launch_bounds__(kPairWarps * 32, 2)
     if (item >= live_items) return;
     uint64_t word = 0;
     if (at.routed) {
-      if (at.panel == 0 && threadIdx.x == 0 && (!kDoors || p.usage != nullptr)) {
-        atomicAdd(p.usage + expert, 1u);
-      }
+      const bool counts = at.panel == 0 && threadIdx.x == 0;
       if constexpr (kDoors) {
         const RowHomes homes = HomesOf(p, id, lane);
-        if (homes.Away(at.entry)) continue;
         word = FromLane(homes.word, at.entry);
+        if (counts) CountEntry(p, homes, at.entry, expert, word);
+        if (homes.Away(at.entry)) continue;
+        if ((word & kLinked) != 0) LetLetterPass(p);
       } else {
         word = p.experts[expert];
+        if (counts) atomicAdd(p.usage + expert, 1u);
       }
     } else if (kDoors && p.rows != nullptr) {
       continue;
@@ -236,13 +243,17 @@ inline size_t InlineDownShared(int64_t warps, int64_t jobs) {
 // That is the row's own bits, for no sum of segments is ever -0.
 __device__ __forceinline__ void TakeRemote(const FfnParams& p, const RowHomes& homes,
                                            const DownJobs& jobs, float* sums, int row, int panel,
-                                           int lane) {
+                                           int lane, bool* looked) {
   const int warps = blockDim.x / 32;
   const int whole = jobs.by_whole.divisor;
+  const float* host_rows = nullptr;
+  if (homes.host != 0) {
+    AwaitRows(p, blockIdx.x == 0, looked);
+    host_rows = HostRows(p);
+  }
   for (int e = threadIdx.x / 32; e < p.num_active; e += warps) {
     if (!homes.Away(e)) continue;
-    const int64_t entry = static_cast<int64_t>(row) * p.num_active + e;
-    sums[e * whole * 32 + lane] = RemoteValue(p, homes, entry, panel * 32 + lane);
+    sums[e * whole * 32 + lane] = RemoteValue(p, homes, row, e, panel * 32 + lane, host_rows);
     for (int s = 1; s < whole; ++s) sums[(e * whole + s) * 32 + lane] = 0.0f;
     if (jobs.count > jobs.whole) sums[(jobs.whole + e) * 32 + lane] = 0.0f;
   }
@@ -276,6 +287,7 @@ __global__ void __launch_bounds__(kDownWarps * 32, 1)
   float* sums = reinterpret_cast<float*>(shared + warps * sizeof(SegmentStage));
   const int panels = p.by_columns.divisor;
   const int live = min(max(*p.live, 0), p.num_rows);
+  bool looked = false;
   int turn = 0;
   for (int item = blockIdx.x; item < live * panels; item += gridDim.x, ++turn) {
     const int row = p.by_columns.Quotient(item);
@@ -327,7 +339,7 @@ __global__ void __launch_bounds__(kDownWarps * 32, 1)
       }
       own[job * 32 + lane] = sum;
     }
-    if (kDoors && p.rows == nullptr) TakeRemote(p, homes, jobs, own, row, panel, lane);
+    if (kDoors && p.rows == nullptr) TakeRemote(p, homes, jobs, own, row, panel, lane, &looked);
     __syncthreads();
     if (warp == turn % warps && kDoors && p.rows != nullptr) {
       StoreRows(p, homes, jobs, own, row, panel, lane);
@@ -337,7 +349,14 @@ __global__ void __launch_bounds__(kDownWarps * 32, 1)
       p.y[static_cast<int64_t>(row) * p.width + panel * 32 + lane] = y;
     }
   }
-  if (kDoors && p.rows != nullptr) return;
+  if (kDoors) {
+    TakeWords(p.latch, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
+    if (blockIdx.x == 0 && p.mailbox.box != nullptr) {
+      AwaitRows(p, true, &looked);
+      if (threadIdx.x == 0) ForgetLetter(p);
+    }
+    if (p.rows != nullptr) return;
+  }
   const int dead = p.num_rows * p.width;
   for (int i = live * p.width + blockIdx.x * blockDim.x + threadIdx.x; i < dead;
        i += gridDim.x * blockDim.x) {

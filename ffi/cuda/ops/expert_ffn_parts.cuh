@@ -3,6 +3,7 @@
 
 #include "cuda/activations.cuh"
 #include "cuda/expert_word.h"
+#include "cuda/mailbox.h"
 #include "cuda/numerics.cuh"
 #include "cuda/products.cuh"
 
@@ -39,7 +40,9 @@ struct FfnParams {
   uint32_t* usage;          // null: not counted here
   // With doors only.
   const float* peer_rows;  // [num_rows * A, width] of entries that the peer computes
-  const float* host_rows;  // the same of the host's, in its memory
+  uint32_t* homes;         // counts of EntryHome
+  MailboxAt mailbox;       // of the host, for windows
+  Latch latch;             // of the next layer's words
   float* rows;             // if not null: all that is wanted are the entries' rows, without weights
   uint8_t streamed[kMostDoorEntries + 1];  // of so many misses of a row, those read over the link
   int64_t up_at, down_at;

@@ -1,4 +1,5 @@
 // Launches: one at a time, their blocks one after another.
+#include <sched.h>
 #include <sys/mman.h>
 
 #include <atomic>
@@ -163,7 +164,10 @@ uint64_t SyncWarp(WarpOp op, unsigned mask, uint64_t value, int other, int width
   return RunningBlock(place).SyncWarp(op, mask, value, other, width, place);
 }
 
-void Yield(const Place& place) { RunningBlock(place).Yield(); }
+void Yield(const Place& place) {
+  RunningBlock(place).Yield();
+  sched_yield();  // it may be a thread of the host that is waited for
+}
 
 void YieldIfShuffled() {
   Block& block = TheBlock();

@@ -1,0 +1,191 @@
+// The doors of a device store: tags, the mailbox, and the host's threads behind it.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "cuda/device_store.h"
+#include "cuda/host_workers.h"
+
+namespace strata {
+namespace {
+
+// How long a lost thread is given to come home before a request is refused, or a store closed.
+constexpr std::chrono::milliseconds kGrace{1000};
+
+Matrix RawShape(const DeviceMatrix& m) { return {nullptr, m.type, 1, m.rows, m.cols, m.rows}; }
+
+}  // namespace
+
+std::string DeviceStore::SetTag(int64_t layer, int64_t expert, ExpertTag tag) {
+  if (GetExpertShape(layer) == nullptr || expert < 0 || expert >= num_experts_) {
+    return "device_store: no expert " + std::to_string(expert) + " in layer " +
+           std::to_string(layer);
+  }
+  if (tag != ExpertTag::kLocal && doors() == nullptr) {
+    return "device_store: it has no doors, so every expert is local";
+  }
+  if (tag == ExpertTag::kHost && host_ == nullptr) {
+    return "device_store: no threads of the host were started";
+  }
+  uint64_t& word = table_[layer * num_experts_ + expert];
+  word = (word & ~kTagMask) | static_cast<uint64_t>(tag);
+  return "";
+}
+
+std::string DeviceStore::OpenDoors(int64_t window_rows, int64_t num_active, int64_t width) {
+  if (window_rows < 1 || window_rows > kMostLetterRows || num_active < 1 ||
+      num_active > kMostDoorEntries || width < 1 || width % 4 != 0) {
+    return "device_store: doors for " + std::to_string(window_rows) + " rows of " +
+           std::to_string(num_active) + " experts, expected 1 to " +
+           std::to_string(kMostLetterRows) + " and 1 to " + std::to_string(kMostDoorEntries);
+  }
+  const int64_t bytes = window_rows * num_active * width * 4;
+  cudaError_t error = cudaMalloc(&doors_.peer_rows, bytes);
+  if (error == cudaSuccess) error = cudaMalloc(&doors_.homes, kEntryHomes * 4);
+  if (error == cudaSuccess) error = cudaMemset(doors_.homes, 0, kEntryHomes * 4);
+  if (error != cudaSuccess) return Failed("memory for rows", bytes, error);
+  doors_.num_active = num_active;
+  doors_.width = width;
+  doors_.streamed_always.resize(num_active + 1);
+  std::iota(doors_.streamed_always.begin(), doors_.streamed_always.end(), uint8_t{0});
+  doors_.streamed = doors_.streamed_always;
+  doors_.window_rows = window_rows;
+  return "";
+}
+
+std::string DeviceStore::SetStreamed(const std::vector<uint8_t>& streamed) {
+  if (streamed.size() != doors_.streamed_always.size()) {
+    return "device_store: a share for " + std::to_string(streamed.size()) + " counts of misses, " +
+           std::to_string(doors_.streamed_always.size()) + " expected";
+  }
+  for (size_t n = 0; n < streamed.size(); ++n) {
+    if (streamed[n] > n) return "device_store: more than all misses are to be streamed";
+  }
+  doors_.streamed = streamed;
+  return "";
+}
+
+std::string DeviceStore::StartHost(int num_threads, int64_t timeout_ms) {
+  if (doors() == nullptr || host_ != nullptr || num_threads < 1 || timeout_ms < 1) {
+    return "device_store: " + std::to_string(num_threads) + " threads and " +
+           std::to_string(timeout_ms) + " ms, expected at least 1, once, behind open doors";
+  }
+  std::vector<HostLayer> layers;
+  for (const ExpertShape& shape : shapes_) {
+    if (shape.bytes == 0) return "device_store: a layer has no experts yet";
+    layers.push_back({RawShape(shape.gate), RawShape(shape.up), RawShape(shape.down)});
+  }
+  MailboxAt at;
+  at.sizes = SizesOfMailbox(doors_.window_rows, doors_.num_active, doors_.width);
+  const int64_t box_bytes = offsetof(Mailbox, letters) + 2 * int64_t{at.sizes.letter_bytes};
+  const int64_t row_bytes = 2 * at.sizes.row_floats * 4;
+  const auto mapped = [](auto** host, auto** device, int64_t bytes) {
+    const cudaError_t error = cudaHostAlloc(reinterpret_cast<void**>(host), bytes,
+                                            cudaHostAllocMapped | cudaHostAllocPortable);
+    if (error != cudaSuccess) return error;
+    std::memset(static_cast<void*>(*host), 0, bytes);
+    return cudaHostGetDevicePointer(device, *host, 0);
+  };
+  cudaError_t error = mapped(&box_, &at.box, box_bytes);
+  if (error == cudaSuccess) error = mapped(&host_rows_, &at.rows, row_bytes);
+  if (error == cudaSuccess) error = cudaMalloc(&at.state, sizeof(MailboxState));
+  if (error == cudaSuccess) error = cudaMemset(at.state, 0, sizeof(MailboxState));
+  if (error != cudaSuccess) {
+    cudaFree(at.state);
+    return Failed("the mailbox", box_bytes + row_bytes, error);
+  }
+  SetTimeout(timeout_ms);
+  host_ = std::make_unique<HostWorkers>(box_, host_rows_, at.sizes, std::move(layers), raw_,
+                                        num_threads);
+  doors_.mailbox = at;
+  return "";
+}
+
+void DeviceStore::SetTimeout(int64_t timeout_ms) {
+  const auto limit = static_cast<uint32_t>(std::clamp<int64_t>(timeout_ms, 1, UINT32_MAX));
+  if (box_ != nullptr) __atomic_store_n(&box_->timeout_ms, limit, __ATOMIC_RELEASE);
+}
+
+void DeviceStore::StopHost() {
+  if (host_ != nullptr && !host_->Stop(kGrace)) {
+    // The stuck thread may look at these once more: they stay for good.
+    static_cast<void>(host_.release());
+    return;
+  }
+  host_ = nullptr;
+  cudaFreeHost(box_);
+  cudaFreeHost(host_rows_);
+}
+
+bool DeviceStore::aborted() const {
+  return box_ != nullptr && __atomic_load_n(&box_->aborted, __ATOMIC_ACQUIRE) != 0;
+}
+
+bool DeviceStore::Recover() {
+  if (!aborted()) return true;
+  cudaDeviceSynchronize();
+  if (!host_->Recover(kGrace)) return false;
+  return cudaMemset(&doors_.mailbox.state->failed, 0, sizeof(uint32_t)) == cudaSuccess;
+}
+
+double DeviceStore::LinkSecondsPerByte() {
+  const int64_t bytes =
+      std::min(host_bytes_, doors_.window_rows * doors_.num_active * doors_.width * 4);
+  if (bytes == 0) return 0.0;
+  constexpr int kCopies = 32;
+  double best = 1e9;
+  for (int round = 0; round < 4; ++round) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kCopies; ++i) {
+      cudaMemcpyAsync(doors_.peer_rows, host_arena_, bytes, cudaMemcpyHostToDevice, nullptr);
+    }
+    if (cudaStreamSynchronize(nullptr) != cudaSuccess) return 0.0;
+    best = std::min(
+        best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return best / static_cast<double>(kCopies * bytes);
+}
+
+std::string DeviceStore::StartSwaps(const SwapSettings& settings) {
+  if (doors() == nullptr || num_layers_ < 2 || settings.every < 1 || settings.most < 1) {
+    return "device_store: swaps of " + std::to_string(num_layers_) +
+           " layers, expected at least 2, at least one swap a round, and open doors";
+  }
+  const int64_t bytes = static_cast<int64_t>(table_.size()) * 8;
+  const cudaError_t error = cudaMalloc(&wanted_, bytes);
+  if (error != cudaSuccess) return Failed("a second table of experts", bytes, error);
+  std::vector<int64_t> slot_bytes;
+  for (const ExpertShape& shape : shapes_) slot_bytes.push_back(shape.bytes);
+  swaps_ = std::make_unique<DeviceSwaps>(settings, &table_, wanted_, usage_, std::move(slot_bytes),
+                                         host_ == nullptr ? ExpertTag::kLocal : ExpertTag::kHost);
+  return "";
+}
+
+std::string DeviceStore::AddSpares(int64_t layer, int64_t on_device, int64_t on_host) {
+  const ExpertShape* shape = GetExpertShape(layer);
+  if (shape == nullptr || swaps_ == nullptr || on_device < 0 || on_host < 0 ||
+      on_device % 256 != 0 || on_host % 256 != 0 || on_device + shape->bytes > expert_bytes_ ||
+      on_host + shape->bytes > host_bytes_) {
+    return "device_store: spare room at " + std::to_string(on_device) + " and " +
+           std::to_string(on_host) + " is outside the arenas, or nothing is to be swapped";
+  }
+  swaps_->AddSpares(shape->bytes, expert_arena_ + on_device, host_arena_ + on_host);
+  return "";
+}
+
+Latch DeviceStore::LatchAfter(int64_t layer) const {
+  if (wanted_ == nullptr) return {};
+  const int64_t next = (layer + 1) % num_layers_ * num_experts_;
+  return {wanted_ + next, experts_ + next, static_cast<int32_t>(num_experts_)};
+}
+
+std::vector<uint32_t> DeviceStore::TakeHomes() {
+  std::vector<uint32_t> homes(kEntryHomes);
+  if (doors() == nullptr) return homes;
+  cudaDeviceSynchronize();
+  cudaMemcpy(homes.data(), doors_.homes, kEntryHomes * 4, cudaMemcpyDeviceToHost);
+  cudaMemset(doors_.homes, 0, kEntryHomes * 4);
+  return homes;
+}
+
+}  // namespace strata
