@@ -25,6 +25,9 @@ NgramIo = Literal["direct", "mmap", "ram"]
 KvType = Literal["fp16", "int8", "f32"]
 """How keys and values are cached (`ops/cells.py`); the first is the default."""
 
+LOOPBACK = "loopback"
+PeerLink = Literal["p2p", "host"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NgramConfig:
@@ -137,6 +140,14 @@ def user_cache_dir() -> pathlib.Path | None:
         return None
 
 
+def number_devices_as_the_driver() -> None:
+    """Device N is what nvidia-smi calls N among the visible ones; before CUDA's first call.
+
+    CUDA's own order begins with the fastest. An order that the user chose is kept.
+    """
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+
+
 @contextlib.contextmanager
 def reserve_xla_memory(share: float) -> Iterator[None]:
     """Lets XLA take this share of a GPU's memory, at once, if its backend starts meanwhile.
@@ -160,6 +171,7 @@ def loader_environment() -> dict[str, str]:
         "LD_LIBRARY_PATH",
         "LD_PRELOAD",
         "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
         "JAX_PLATFORMS",
         "XLA_FLAGS",
         "PYTHONPATH",
@@ -203,8 +215,12 @@ class TierSettings:
     pool_workers: int = 0
     """Threads that compute host experts; 0 = on the CPU the ops' own, else one per physical core
     but one."""
-    peer_device: int | None = None
-    """Device of the peer tier; None (or -1, which becomes None) = no peer."""
+    peer_device: int | Literal["loopback"] | None = None
+    """Device of the peer tier; None (or -1, which becomes None) = no peer. `LOOPBACK` puts it on the
+    primary's own device: all that a second one does, for tests on one."""
+    peer_link: PeerLink | None = None
+    """How rows reach the peer and come back: from card to card, or through the host's memory; None
+    = the first where the driver allows it."""
     peer_reserve_mib: int = 600
     """Left free on the peer; unless `given` at most an eighth of its memory."""
     peer_slots: int = 0
@@ -233,12 +249,15 @@ class TierSettings:
             _check_number(name, getattr(self, name), kind, lower, upper)
         if self.ple_io is not None and self.ple_io not in get_args(NgramIo):
             raise UsageError(f"--ple_io={self.ple_io}: one of auto, direct, mmap, ram expected")
+        if self.peer_link is not None and self.peer_link not in get_args(PeerLink):
+            raise UsageError(f"--peer_link={self.peer_link}: one of auto, p2p, host expected")
         self._check_contradictions()
 
     def _check_contradictions(self) -> None:
         if self.peer_device == 0:
             raise UsageError(
-                "--peer_device=0: device 0 is the primary, another one expected; -1 is no peer"
+                "--peer_device=0: device 0 is the primary, another one expected; loopback is a peer on "
+                "the primary's device, -1 is no peer"
             )
         if self.peer_device is not None and self.expert_cache == 0:
             raise UsageError(
@@ -269,14 +288,15 @@ class TierSettings:
         if self.peer_device is None:
             return
         flag = f"--peer_device={self.peer_device}"
-        if platform == "cpu" and self.peer_device != 1:
+        if platform == "cpu" and self.peer_device not in (1, LOOPBACK):
             raise UsageError(
                 f"{flag}: there is no such device; on the CPU 1 is an emulated peer and -1 is none"
             )
-        if platform != "cpu" and self.peer_device >= num_devices:
+        number = 0 if self.peer_device == LOOPBACK else self.peer_device
+        if platform != "cpu" and number >= num_devices:
             raise UsageError(
                 f"{flag}: there is no such device, 0 to {num_devices - 1} are visible; "
-                "CUDA_VISIBLE_DEVICES decides which are"
+                "CUDA_VISIBLE_DEVICES decides which are, loopback is a peer on the primary's device"
             )
         if not self.cache_is_on(platform):
             raise UsageError(
@@ -317,6 +337,8 @@ class TierSettings:
             notes += self._notes_with_cache(platform)
         if self.peer_device is None:
             notes += self._without_effect(_PEER_FLAGS, "there is no peer; --peer_device=N adds one")
+        elif platform == "cpu":
+            notes += self._without_effect(("peer_link",), "an emulated peer is in the same memory")
         return tuple(notes)
 
     def _notes_with_cache(self, platform: str) -> list[str]:
@@ -368,15 +390,22 @@ _CACHE_FLAGS = (
     "adapt_decay",
     "pcie_frac",
 )
-_PEER_FLAGS = ("peer_reserve_mib", "peer_slots", "peer_adapt_swaps", "peer_memory_mib")
+_PEER_FLAGS = (
+    "peer_reserve_mib",
+    "peer_slots",
+    "peer_adapt_swaps",
+    "peer_memory_mib",
+    "peer_link",
+)
 
 
 def _check_number(name: str, value: Any, kind: type, lower: float, upper: float) -> None:
-    if value is None:
+    if value is None or (name == "peer_device" and value == LOOPBACK):
         return
     is_kind = isinstance(value, int if kind is int else (int, float))
     if is_kind and not isinstance(value, bool) and lower <= value <= upper and value < math.inf:
         return
     what = "a whole number" if kind is int else "a number"
+    what = f"{LOOPBACK}, or {what}" if name == "peer_device" else what
     bounds = f"of at least {lower}" if upper == math.inf else f"from {lower} to {upper}"
     raise UsageError(f"--{name}={value}: {what} {bounds} expected")

@@ -128,7 +128,9 @@ def test_tiers_know_what_was_chosen():
         ("adapt_decay", float("nan"), "a number from 0 to 1"),
         ("pcie_frac", -0.1, "a number from 0 to 1"),
         ("pool_workers", 1025, "from 0 to 1024"),
-        ("peer_device", -2, "--peer_device=-2"),
+        ("peer_device", -2, "--peer_device=-2: loopback, or a whole number of at least 0 expected"),
+        ("peer_device", "both", "--peer_device=both: loopback, or a whole number"),
+        ("peer_link", "nvlink", "--peer_link=nvlink: one of auto, p2p, host expected"),
         ("peer_slots", -1, "at least 0"),
         ("peer_adapt_swaps", -2, "at least -1"),
         ("host_ram_limit_gib", float("inf"), "--host_ram_limit_gib=inf: a number from 0"),
@@ -179,7 +181,9 @@ def test_a_default_reserve_contradicts_nothing():
             "--peer_device=1 needs the primary's cache, which --expert_c",
         ),
         ({"peer_device": 1, "peer_slots": 4}, "cpu", 1, "--device_memory_mib=N turns it on"),
+        ({"peer_device": "loopback"}, "cpu", 1, "--peer_device=loopback needs the primary's cache"),
         ({"peer_device": 1}, "cuda", 1, "0 to 0 are visible"),
+        ({"peer_device": 1}, "cuda", 1, "loopback is a peer on the primary's device"),
         ({"peer_device": 7}, "cuda", 4, "--peer_device=7: there is no such device, 0 to 3"),
     ],
 )
@@ -199,7 +203,9 @@ def test_tiers_refuse_a_peer_that_is_not_there(
         ({"peer_device": -1}, "cpu", 1),
         ({"peer_device": 1, "expert_cache": 8}, "cpu", 1),
         ({"peer_device": 1, "device_memory_mib": 64}, "cpu", 1),
+        ({"peer_device": "loopback", "expert_cache": 8}, "cpu", 1),
         ({"peer_device": 1}, "cuda", 2),
+        ({"peer_device": "loopback"}, "cuda", 1),
         ({"peer_device": 3, "expert_cache": 8}, "cuda", 4),
     ],
 )
@@ -271,6 +277,11 @@ def test_tiers_know_whether_experts_move(settings: dict, adapts: bool):
             {"expert_cache": 8, "peer_memory_mib": 2, "given": frozenset({"peer_device"})},
             "cpu",
             ("--peer_memory_mib: no effect, there is no peer; --peer_device=N adds one",),
+        ),
+        (
+            {"expert_cache": 8, "peer_device": 1, "peer_link": "host"},
+            "cpu",
+            ("--peer_link: no effect, an emulated peer is in the same memory",),
         ),
         (
             {"expert_cache": 8, "adapt_swaps": 0, "adapt_every": 1},

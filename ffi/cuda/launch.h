@@ -29,6 +29,7 @@ struct Shape {
 template <typename... Parameters, typename... Arguments>
 std::string Launch(void (*kernel)(Parameters...), const Shape& shape, Arguments... arguments) {
 #if defined(STRATA_EMULATE)
+  if (!emulate::IsOnCurrentDevice(shape.stream)) return "a stream of another device";
   return emulate::Run([&] { kernel(arguments...); }, shape.grid, shape.block, shape.shared_bytes);
 #else
   if (shape.shared_bytes > 48 * 1024) {

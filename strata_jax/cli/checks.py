@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from strata_jax import __version__
-from strata_jax.cli.devices import nvidia_devices, pci_link, pin_jax_to_cpu
+from strata_jax.cli.devices import cuda_library, nvidia_devices, pci_link, pin_jax_to_cpu
 from strata_jax.cli.native import load_native, runtime_api_version
 from strata_jax.config import loader_environment
 from strata_jax.errors import StrataError
@@ -132,7 +132,7 @@ def _gpus(seen: tuple[str, ...]) -> list[dict[str, Any]]:
         seen: `nvidia_devices()`.
     """
     try:
-        library = importlib.import_module("strata_jax._native_cuda")
+        library = cuda_library()
     except ImportError as error:
         why = f"this build has no CUDA library ({error}); tools/run builds one where nvcc is"
         return [{"name": name, "usable": False, "why": why} for name in seen or ("GPU",)]
@@ -145,13 +145,21 @@ def _gpus(seen: tuple[str, ...]) -> list[dict[str, Any]]:
             f"{device['capability']} (built for {archs}), CUDA {machine['driver']} driver, "
             f"{device['pci_id']}, {pci_link(device['pci_id']) or 'link unknown'}"
         )
-        if device["peers"]:
-            fine += f", reaches the memory of {', '.join(map(str, device['peers']))}"
+        fine += _peers(device, len(machine["devices"]))
         problem = device["problem"]
         found.append({"name": device["name"], "usable": problem is None, "why": problem or fine})
     if not found:
         found.append({"name": "GPU", "usable": False, "why": machine["problem"] or "none is here"})
     return found
+
+
+def _peers(device: dict[str, Any], count: int) -> str:
+    """Whether rows go straight from this device to a peer."""
+    if count == 1:
+        return ""
+    if device["peers"]:
+        return f", P2P with {', '.join(map(str, device['peers']))}"
+    return ", no P2P: rows of a peer go through RAM"
 
 
 def _tiers() -> dict[str, dict[str, Any]]:
@@ -161,7 +169,11 @@ def _tiers() -> dict[str, dict[str, Any]]:
             "why": "a GPU fills what it has free; on the CPU --expert_cache=N or "
             "--device_memory_mib=N emulates one",
         },
-        "peer": {"on": False, "why": "--peer_device=1 emulates one beside an emulated primary"},
+        "peer": {
+            "on": False,
+            "why": "--peer_device=N names a second GPU, loopback a second "
+            "store on the first; on the CPU 1 is emulated beside an emulated primary",
+        },
         "stream": {"on": False, "why": "--pcie_frac is for the misses of an emulated primary"},
         "host": {"on": True, "why": "the CPU computes experts where the mapped file has them"},
         "file": {"on": False, "why": "--resident_budget_gib=N leaves the rest in the file"},

@@ -5,9 +5,20 @@ import dataclasses
 import importlib
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from strata_jax.config import Platform, reserve_xla_memory
+from strata_jax.config import (
+    LOOPBACK,
+    Platform,
+    TierSettings,
+    number_devices_as_the_driver,
+    reserve_xla_memory,
+)
 from strata_jax.errors import StrataError
+
+if TYPE_CHECKING:
+    from strata_jax.weights.tier_plan import Machine
 
 _DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
 _DEVICE_NODES = Path("/dev")
@@ -85,10 +96,16 @@ def choose_platform(
     return Choice("cuda")
 
 
+def cuda_library() -> ModuleType:
+    """The CUDA library, which numbers devices as nvidia-smi does. ImportError if this build has none."""
+    number_devices_as_the_driver()
+    return importlib.import_module("strata_jax._native_cuda")
+
+
 def cuda_problem() -> str | None:
     """Why the first GPU cannot run this build's kernels; None if it can."""
     try:
-        library = importlib.import_module("strata_jax._native_cuda")
+        library = cuda_library()
     except ImportError as error:
         return f"this build has no CUDA library ({error}); build one where nvcc is: tools/run"
     machine = library.machine()
@@ -97,13 +114,35 @@ def cuda_problem() -> str | None:
     return machine["devices"][0]["problem"]
 
 
-def cuda_free_bytes() -> int:
-    """What the first GPU has free now. StrataError if that cannot be found out."""
+def cuda_machine(settings: TierSettings) -> "Machine":
+    """This machine for a plan on its first GPU, with the peer that the settings name.
+
+    Raises:
+        StrataError: if the first GPU, or the peer, cannot be used.
+    """
+    from strata_jax.weights.budget import host_memory
+    from strata_jax.weights.tier_plan import Machine
+
     why = cuda_problem()
     if why is not None:
         raise StrataError(f"--platform=cuda: {why}; --platform=cpu runs without it")
-    machine = importlib.import_module("strata_jax._native_cuda").machine()
-    return machine["devices"][0]["free_mib"] << 20
+    devices = cuda_library().machine()["devices"]
+    peer = settings.peer_device
+    peer_free = None
+    if peer is not None and peer != LOOPBACK and peer < len(devices):
+        if devices[peer]["problem"] is not None:
+            raise StrataError(
+                f"--peer_device={peer}: {devices[peer]['name']} cannot be used: "
+                f"{devices[peer]['problem']}; --peer_device=-1 runs without it"
+            )
+        peer_free = devices[peer]["free_mib"] << 20
+    return Machine(
+        platform="cuda",
+        host=host_memory(),
+        primary_free_bytes=devices[0]["free_mib"] << 20,
+        peer_free_bytes=peer_free,
+        num_devices=len(devices),
+    )
 
 
 def start_jax(platform: Platform, xla_bytes: int = 0) -> None:
@@ -122,7 +161,7 @@ def start_jax(platform: Platform, xla_bytes: int = 0) -> None:
     if platform == "cpu":
         pin_jax_to_cpu()
         return
-    machine = importlib.import_module("strata_jax._native_cuda").machine()
+    machine = cuda_library().machine()
     share = xla_bytes / (machine["devices"][0]["total_mib"] << 20)
     # The peer is the native side's: JAX would otherwise take most of its memory.
     jax.config.update("jax_cuda_visible_devices", "0")

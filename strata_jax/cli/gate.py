@@ -11,6 +11,7 @@ from strata_jax.cli import flags as cli_flags
 from strata_jax.cli import tier_flags
 from strata_jax.cli.context import Context
 from strata_jax.cli.output import Output
+from strata_jax.config import LOOPBACK
 from strata_jax.errors import UsageError
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ def _planned(
 
     planned = []
     for job in _jobs(values, command, output):
-        chosen, notes = comparisons(values.preset, job.facts)
+        peer = LOOPBACK if values.peer_device == -1 else str(values.peer_device)
+        chosen, notes = comparisons(values.preset, job.facts, peer)
         for line in notes:
             output.note(line)
         for comparison in chosen:
@@ -167,6 +169,9 @@ def _jobs(values: flags.FlagValues, command: Sequence[str], output: Output) -> l
 
 def _shared(values: flags.FlagValues) -> dict[str, str]:
     """The flags given for every side, as they are written on a command line."""
+    from strata_jax.gate.presets import PEER_DEVICE
+
     shared = flags.FlagValues()
     _define_shared(shared)
+    delattr(shared, PEER_DEVICE)  # the preset's, see there
     return {name: value for name, value in cli_flags.given(values) if name in shared}

@@ -72,12 +72,14 @@ def plan_here(
     Raises:
         UsageError, BadFileError: for a device that is not there, a profile that cannot be used.
     """
-    from strata_jax.cli.devices import cuda_free_bytes
+    from strata_jax.cli.devices import cuda_machine
     from strata_jax.weights.budget import host_memory
     from strata_jax.weights.profile import load_profile
     from strata_jax.weights.tier_plan import Machine, plan_tiers
 
-    free = None if platform == "cpu" else cuda_free_bytes()
-    machine = Machine(platform=platform, host=host_memory(), primary_free_bytes=free)
+    if platform == "cpu":
+        machine = Machine(platform="cpu", host=host_memory())
+    else:
+        machine = cuda_machine(settings)
     profile = load_profile(pack, settings.expert_profile)
     return plan_tiers(pack, sizes, settings, machine, steps=steps, profile=profile)

@@ -5,10 +5,11 @@ from typing import Any
 
 from absl import flags
 
-from strata_jax.cli.flags import AUTO, NumberOrAuto, define_choice, define_number
-from strata_jax.config import TierSettings
+from strata_jax.cli.flags import AUTO, NumberOrAuto, Number, define_choice, define_number
+from strata_jax.config import LOOPBACK, TierSettings
 from strata_jax.errors import UsageError
 
+_DEFAULTS = TierSettings()
 _PATHS = ("expert_profile", "expert_profile_save")
 _NUMBERS = (
     (
@@ -23,7 +24,6 @@ _NUMBERS = (
         0,
         "threads that compute experts in RAM; 0 is on the CPU those of the ops, else one a core but one",
     ),
-    ("peer_device", -1, "second device that holds experts: on the CPU 1 is emulated; -1 is none"),
     ("peer_reserve_mib", 0, "MiB left free on the peer; not given, at most an eighth of it"),
     ("peer_slots", 0, "most experts on the peer; 0 is as many as fit"),
     ("peer_adapt_swaps", -1, "most experts swapped in a round on the peer; -1 is as --adapt_swaps"),
@@ -31,6 +31,19 @@ _NUMBERS = (
     ("peer_memory_mib", 1, "bounds the peer's memory"),
 )
 """Whole numbers: name, least, help. Their defaults are those of the settings."""
+
+
+class _NumberOrLoopback(Number):
+    """Number of a device, or the word for the primary's own."""
+
+    def __init__(self) -> None:
+        """See the base class."""
+        super().__init__(int, -1)
+        self.syntactic_help += f" or {LOOPBACK}"
+
+    def parse(self, argument: Any) -> Any:
+        """See the base class."""
+        return LOOPBACK if argument == LOOPBACK else super().parse(argument)
 
 
 def define_tiers(values: flags.FlagValues) -> None:
@@ -54,13 +67,14 @@ def define_tiers(values: flags.FlagValues) -> None:
     ):
         flags.DEFINE_string(name, None, text, flag_values=values)
     for name, least, text in _NUMBERS:
-        define_number(values, name, int, text, default=_default(name), lower=least)
+        define_number(values, name, int, text, default=getattr(_DEFAULTS, name), lower=least)
+    _define_peer(values)
     define_number(
         values,
         "adapt_decay",
         float,
         "factor on the usage counts after each adaptive round",
-        default=_default("adapt_decay"),
+        default=_DEFAULTS.adapt_decay,
         lower=0,
         upper=1,
     )
@@ -96,6 +110,25 @@ def tier_settings(values: flags.FlagValues) -> TierSettings:
     return TierSettings(**chosen, given=given)
 
 
+def _define_peer(values: flags.FlagValues) -> None:
+    flags.DEFINE(
+        _NumberOrLoopback(),
+        "peer_device",
+        -1,
+        "second device that holds experts, numbered as nvidia-smi does; loopback is a second store on "
+        "the primary's device; on the CPU 1 is emulated; -1 is none",
+        values,
+        flags.ArgumentSerializer(),
+    )
+    define_choice(
+        values,
+        "peer_link",
+        [AUTO, "p2p", "host"],
+        "how rows reach the peer and come back: from card to card, or through RAM; auto is the first "
+        "where the driver allows it",
+    )
+
+
 def _define_host(values: flags.FlagValues) -> None:
     define_choice(
         values,
@@ -117,16 +150,13 @@ def _define_auto(
     flags.DEFINE(parser, name, AUTO, text, values, flags.ArgumentSerializer())
 
 
-def _default(name: str) -> Any:
-    default = getattr(TierSettings(), name)
-    return -1 if name == "peer_device" else default
-
-
 def _names() -> tuple[str, ...]:
     names = [name for name, _, _ in _NUMBERS]
     return (
         *names,
         *_PATHS,
+        "peer_device",
+        "peer_link",
         "expert_cache",
         "expert_cache_fill_all",
         "adapt_decay",

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
+from strata_jax.config import LOOPBACK
 from strata_jax.errors import UsageError
 from strata_jax.gate.comparison import Claim, Comparison, LiveRows, Mode, Side
 from strata_jax.gate.facts import ModelFacts
@@ -51,14 +52,17 @@ def _hectic_two_cards(facts: ModelFacts) -> dict[str, str]:
 
 
 def _two_cards(slots: int, on_peer: int) -> dict[str, str]:
+    """A peer on the primary's device does all that one on a second device does."""
     return {
         "expert_cache": str(slots - on_peer),
-        "peer_device": "1",
+        "peer_device": LOOPBACK,
         "peer_slots": str(on_peer),
     }
 
 
 _CARDS = frozenset({"expert_cache", "peer_device", "peer_slots"})
+PEER_DEVICE = "peer_device"
+"""A shared flag that is for the sides with a peer only: where their peer is."""
 
 
 def _single_vs_peer(facts: ModelFacts) -> tuple[Comparison, ...]:
@@ -287,14 +291,21 @@ ALL = "all"
 """The name that stands for every preset."""
 
 
-def comparisons(name: str, facts: ModelFacts) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
+def comparisons(
+    name: str, facts: ModelFacts, peer: str = LOOPBACK
+) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
     """What a preset compares for a model, and one line for each preset that `ALL` leaves out.
+
+    Args:
+        name: of the preset, or `ALL`.
+        facts: of the model.
+        peer: device of the peer, on the sides that have one.
 
     Raises:
         UsageError: if the model has not what the one preset is about.
     """
     if name != ALL:
-        return PRESETS[name].make(facts), ()
+        return tuple(_with_peer(each, peer) for each in PRESETS[name].make(facts)), ()
     chosen: list[Comparison] = []
     notes = []
     for preset in PRESETS.values():
@@ -302,4 +313,14 @@ def comparisons(name: str, facts: ModelFacts) -> tuple[tuple[Comparison, ...], t
             chosen += preset.make(facts)
         except UsageError as error:
             notes.append(f"left out: {error}")
-    return tuple(chosen), tuple(notes)
+    return tuple(_with_peer(each, peer) for each in chosen), tuple(notes)
+
+
+def _with_peer(comparison: Comparison, peer: str) -> Comparison:
+    sides = tuple(
+        dataclasses.replace(side, flags={**side.flags, PEER_DEVICE: peer})
+        if PEER_DEVICE in side.flags
+        else side
+        for side in comparison.sides
+    )
+    return dataclasses.replace(comparison, sides=sides)

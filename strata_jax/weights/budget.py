@@ -97,6 +97,12 @@ def peer_workspace_bytes(config: ModelConfig, steps: StepSizes) -> int:
     return rows * _FLOAT * (2 * config.hidden + config.num_experts_active * per_entry)
 
 
+def peer_rows_bytes(config: ModelConfig, steps: StepSizes) -> int:
+    """What a GPU's peer leaves on the primary: a row of results for every expert of every row."""
+    rows = max(steps.tile_rows, steps.window_rows)
+    return rows * config.num_experts_active * config.hidden * _FLOAT
+
+
 def stream_slots(num_experts: int, stream_share: float) -> int:
     """Copies of streamed experts that there is memory for, taken once at the start.
 

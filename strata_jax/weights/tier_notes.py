@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from strata_jax.config import ModelConfig, TierSettings
+from strata_jax.config import LOOPBACK, ModelConfig, TierSettings
 from strata_jax.weights.budget import shown
 from strata_jax.weights.placement import Placement, Tier
 from strata_jax.weights.tier_needs import Need
@@ -17,21 +17,30 @@ def device_notes(
     """Which number is which device, what it holds and what stays free there."""
     devices = {
         "primary": (0, Tier.PRIMARY, "vram_reserve_mib", settings.cache_is_on(platform)),
-        "peer": (settings.peer_device, Tier.PEER, "peer_reserve_mib", True),
+        "peer": (_peer_number(settings, platform), Tier.PEER, "peer_reserve_mib", True),
     }
     notes = []
     for need in needs:
         number, tier, reserve, is_on = devices.get(need.name, (None, Tier.HOST, "", False))
         if not is_on:
             continue
-        emulated = ", emulated in RAM" if platform == "cpu" else ""
-        line = f"device {number}, the {need.name}{emulated}: {placement.count(tier)} experts"
+        where = ", emulated in RAM" if platform == "cpu" else ""
+        if need.name == "peer" and number == 0:
+            where = f" ({LOOPBACK})"
+        line = f"device {number}, the {need.name}{where}: {placement.count(tier)} experts"
         line += f" in {shown(need.parts['experts'])}"
         if need.have_bytes is not None and need.fits:
             free = shown(need.have_bytes - need.need_bytes)
             line += f"; {free} of {shown(need.have_bytes)} stay free (--{reserve})"
         notes.append(line)
     return notes
+
+
+def _peer_number(settings: TierSettings, platform: str) -> int | None:
+    """Of the peer's device: a loopback one is on the primary's, and on the CPU the emulated one."""
+    if settings.peer_device == LOOPBACK:
+        return 1 if platform == "cpu" else 0
+    return settings.peer_device
 
 
 def placement_notes(

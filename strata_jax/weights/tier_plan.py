@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from strata_jax.config import TierSettings
+from strata_jax.config import LOOPBACK, TierSettings
 from strata_jax.weights.budget import (
     GIB,
     MIB,
     HostMemory,
     StepSizes,
+    peer_rows_bytes,
     peer_workspace_bytes,
     reserve_bytes,
     shown,
@@ -102,6 +103,7 @@ class _Planner:
         self.steps = steps
         self.profile = profile
         self.emulated = machine.platform == "cpu"
+        self.loopback = settings.peer_device == LOOPBACK and not self.emulated
         self.cache_is_on = settings.cache_is_on(machine.platform)
         self.max_context = plan.max_context
         self.kv_per_token = plan.kv_bytes // plan.max_context
@@ -113,6 +115,8 @@ class _Planner:
             "state": plan.state_bytes,
             "workspace": self._workspace_bytes(plan.max_context),
         }
+        if settings.peer_device is not None and not self.emulated:
+            self.fixed["peer rows"] = peer_rows_bytes(self.config, self.steps)
         layers = self._expert_bytes(pack)
         shape = (self.config.num_layers, self.config.num_experts)
         self.expert_bytes = np.broadcast_to(np.asarray(layers, np.int64)[:, None], shape)
@@ -141,7 +145,7 @@ class _Planner:
         request = self._request()
         placement = place(request)
         if request.peer is not None and request.peer.memory_bytes is None:
-            request = self._bound_peer(request, placement.primary_bytes)
+            request = self._bound_peer(request, self._peer_memory(request, placement.primary_bytes))
             placement = place(request)
         host = self._host_parts(placement)
         request = dataclasses.replace(
@@ -177,7 +181,9 @@ class _Planner:
                 exactly=settings.expert_cache,
             )
         if settings.peer_device is not None:
-            memory = self._memory("peer_memory_mib", self.machine.peer_free_bytes)
+            memory = None  # of a loopback peer: what the primary leaves, which is not known yet
+            if not self.loopback:
+                memory = self._memory("peer_memory_mib", self.machine.peer_free_bytes)
             reserve = self._reserve("peer_reserve_mib", memory)
             peer = ArenaBudget(
                 memory_bytes=memory,
@@ -210,9 +216,14 @@ class _Planner:
             return 0
         return reserve_bytes(getattr(self.settings, name), is_given, memory)
 
-    def _bound_peer(self, request: PlacementRequest, primary_bytes: int) -> PlacementRequest:
-        """An emulated peer of no given size has the RAM that nothing else needs."""
-        assert request.peer is not None
+    def _peer_memory(self, request: PlacementRequest, primary_bytes: int) -> int:
+        """Of a peer that shares the memory it is in: what nothing else there needs."""
+        if self.loopback:
+            assert request.primary is not None
+            assert self.machine.primary_free_bytes is not None
+            taken = request.primary.reserved_bytes + primary_bytes
+            rest = max(0, self.machine.primary_free_bytes - taken)
+            return self._memory("peer_memory_mib", rest) or 0
         copied = primary_bytes + self.staging + self._locked_table_bytes()
         others = sum(self.fixed.values()) + copied
         memory = max(0, self.machine.host.available_bytes - others - self._headroom_bytes())
@@ -223,12 +234,17 @@ class _Planner:
             f"peer: emulated in {shown(memory)} of free RAM; --peer_memory_mib=N or --peer_slots=N "
             "bound it"
         )
+        return memory
+
+    def _bound_peer(self, request: PlacementRequest, memory: int) -> PlacementRequest:
+        assert request.peer is not None
         is_given = "peer_reserve_mib" in self.settings.given
         reserve = self._reserve("peer_reserve_mib", memory) if is_given else 0
         peer = dataclasses.replace(
             request.peer,
             memory_bytes=memory,
-            reserved_bytes=request.peer.reserved_bytes + reserve,  # free RAM has its own headroom
+            # The memory it shares has a reserve of its own.
+            reserved_bytes=request.peer.reserved_bytes + reserve,
         )
         return dataclasses.replace(request, peer=peer)
 

@@ -2,13 +2,16 @@ from pathlib import Path
 
 import pytest
 
+from strata_jax.cli import devices
 from strata_jax.cli.devices import (
     Choice,
     check_xla_share,
     choose_platform,
+    cuda_machine,
     nvidia_devices,
     pci_link,
 )
+from strata_jax.config import TierSettings
 from strata_jax.errors import StrataError
 
 
@@ -102,3 +105,36 @@ def test_refuses_an_xla_that_was_started_with_another_share(taken: int):
 @pytest.mark.parametrize("taken", [8 << 30, (8 << 30) + (50 << 20)])
 def test_takes_the_share_that_was_planned_but_for_rounding(taken: int):
     check_xla_share(taken, 8 << 30)
+
+
+class FakeLibrary:
+    """Two devices of which the second cannot be used."""
+
+    def machine(self):
+        fields = {"free_mib": 900, "name": "Card", "problem": None}
+        second = {"free_mib": 7, "name": "Old card", "problem": "built for sm_90 only"}
+        return {"problem": None, "devices": [fields, second, fields | {"free_mib": 50}]}
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    monkeypatch.setattr(devices, "cuda_library", FakeLibrary)
+    return cuda_machine
+
+
+@pytest.mark.parametrize(("peer", "free"), [(None, None), ("loopback", None), (2, 50 << 20)])
+def test_a_plan_knows_the_memory_of_the_peer_that_was_named(machine, peer, free):
+    found = machine(TierSettings(peer_device=peer))
+
+    assert (found.platform, found.num_devices) == ("cuda", 3)
+    assert (found.primary_free_bytes, found.peer_free_bytes) == (900 << 20, free)
+
+
+def test_a_peer_that_cannot_run_the_kernels_is_refused_by_name(machine):
+    with pytest.raises(StrataError) as error:
+        machine(TierSettings(peer_device=1))
+
+    assert str(error.value) == (
+        "--peer_device=1: Old card cannot be used: built for sm_90 only; --peer_device=-1 runs "
+        "without it"
+    )

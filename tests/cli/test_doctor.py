@@ -55,7 +55,6 @@ def device(problem=None):
     ("library", "usable", "why"),
     [
         (FakeLibrary([device()]), True, "900 of 1000 MiB free"),
-        (FakeLibrary([device()]), True, "reaches the memory of 1"),
         (FakeLibrary([device("built for 80 only")]), False, "built for 80 only"),
         (FakeLibrary([], "no driver"), False, "no driver"),
         (None, False, "no CUDA library"),
@@ -72,6 +71,16 @@ def test_says_of_a_gpu_what_the_cuda_library_says(monkeypatch, library, usable, 
     (gpu,) = checks._gpus(())
     assert gpu["usable"] == usable
     assert why in gpu["why"]
+
+
+@pytest.mark.parametrize(
+    ("peers", "why"), [([1], ", P2P with 1"), ([], ", no P2P: rows of a peer go through RAM")]
+)
+def test_says_whether_two_gpus_reach_each_other(monkeypatch, peers, why):
+    library = FakeLibrary([device() | {"peers": peers}, device()])
+    monkeypatch.setattr(checks, "cuda_library", lambda: library)
+
+    assert checks._gpus(())[0]["why"].endswith(why)
 
 
 def test_names_versions_and_libraries(report):

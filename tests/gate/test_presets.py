@@ -35,6 +35,14 @@ def test_as_many_experts_are_split_over_two_cards(index: int):
     assert int(two["peer_slots"]) > 0
 
 
+@pytest.mark.parametrize("peer", ["loopback", "1"])
+def test_the_peer_is_where_the_caller_says(peer: str):
+    chosen, _ = comparisons("hectic", FACTS, peer)
+
+    peers = [side.flags.get("peer_device") for side in chosen[0].sides]
+    assert peers == [None, None, peer, peer]
+
+
 def test_hectic_is_three_slots_a_layer_and_a_round_after_every_window():
     _, one, *_ = _flags("hectic")
 

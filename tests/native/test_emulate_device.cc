@@ -215,6 +215,30 @@ void TestStreamsAndEventsAreDone() {
   CHECK_EQ(int{cudaStreamSynchronize(stream)} + int{cudaStreamDestroy(stream)}, 0);
 }
 
+void TestADeviceHasItsOwnMemoryStreamsAndEvents() {
+  float* memory = nullptr;
+  cudaStream_t stream = nullptr;
+  cudaEvent_t event = nullptr;
+  CHECK_EQ(int{cudaSetDevice(1)}, 0);
+  CHECK_EQ(int{cudaMalloc(&memory, 1000)}, 0);
+  CHECK_EQ(int{cudaStreamCreate(&stream)} + int{cudaEventCreate(&event)}, 0);
+  size_t free_bytes = 0, total_bytes = 0;
+  cudaMemGetInfo(&free_bytes, &total_bytes);
+  CHECK_EQ(total_bytes - free_bytes, size_t{1000});
+  CHECK_EQ(int{cudaEventRecord(event, stream)}, 0);
+  CHECK_EQ(int{cudaSetDevice(0)}, 0);
+  cudaMemGetInfo(&free_bytes, &total_bytes);
+  CHECK_EQ(total_bytes, free_bytes);
+  CHECK_EQ(int{cudaEventRecord(event)}, int{cudaErrorInvalidResourceHandle});
+  CHECK_EQ(int{cudaStreamWaitEvent(nullptr, event)}, 0);
+  CHECK_CONTAINS(Launch(WritePastKernel, {dim3(1), dim3(32), 128, stream}), "another device");
+  CHECK_EQ(int{cudaFree(memory)}, 0);
+  CHECK_EQ(emulate::DeviceBytes(), size_t{0});
+  CHECK_EQ(int{cudaEventDestroy(event)} + int{cudaStreamDestroy(stream)}, 0);
+  CHECK_EQ(int{cudaSetDevice(2)}, int{cudaErrorInvalidDevice});
+  cudaGetLastError();
+}
+
 }  // namespace
 }  // namespace strata
 
@@ -228,4 +252,5 @@ int main() {
   RUN(TestComputesAsTheDeviceDoes);
   RUN(TestDeviceMemoryHasALimitAndSides);
   RUN(TestStreamsAndEventsAreDone);
+  RUN(TestADeviceHasItsOwnMemoryStreamsAndEvents);
 }

@@ -65,6 +65,22 @@ def test_tells_which_number_is_which_device_and_what_stays_free_there(planned):
     ]
 
 
+@pytest.mark.parametrize(
+    ("platform", "peer", "expected"),
+    [
+        ("cuda", "loopback", "device 0, the peer (loopback): 2 experts"),
+        ("cuda", 1, "device 1, the peer: 2 experts"),
+        ("cpu", "loopback", "device 1, the peer, emulated in RAM: 2 experts"),
+    ],
+)
+def test_tells_which_device_the_peer_is_on(planned, platform: str, peer, expected: str):
+    free = (GIB, GIB) if platform == "cuda" else (None, None)
+
+    tiers = planned(platform=platform, free=free, expert_cache=4, peer_device=peer, peer_slots=2)
+
+    assert any(note.startswith(expected) for note in tiers.notes)
+
+
 def test_tells_what_is_no_device_and_what_has_no_bound(planned):
     def lines(**settings) -> list[str]:
         return [note for note in planned(**settings).notes if note.startswith("device ")]

@@ -193,6 +193,32 @@ def test_a_peer_too_small_for_its_workspace_is_refused(planned):
     planned(expert_cache=4, peer_device=1, peer_memory_mib=least).check()
 
 
+def test_a_loopback_peer_takes_what_the_primary_leaves_of_its_device(planned):
+    tiers = planned(platform="cuda", free=(GIB, None), expert_cache=4, peer_device="loopback")
+
+    tiers.check()
+    primary, peer = need_of(tiers, "primary"), need_of(tiers, "peer")
+    assert _counts(tiers) == {"PRIMARY": 4, "PEER": ALL - 4}
+    assert peer.have_bytes == GIB - primary.need_bytes
+    assert primary.parts["peer rows"] > 0
+
+
+def test_a_loopback_peer_has_no_room_where_auto_fills_the_device(planned):
+    free = fixed_bytes(planned(platform="cuda", free=(GIB, None), peer_device="loopback")) + 3 * MIB
+
+    tiers = planned(platform="cuda", free=(free, None), peer_device="loopback", vram_reserve_mib=0)
+
+    assert "--peer_device=-1" in problem_of(tiers)
+
+
+def test_a_loopback_peer_is_bounded_by_a_flag_too(planned):
+    settings = {"expert_cache": 4, "peer_device": "loopback", "peer_memory_mib": 64}
+
+    tiers = planned(platform="cuda", free=(GIB, None), **settings)
+
+    assert need_of(tiers, "peer").have_bytes == 64 * MIB
+
+
 def test_an_emulated_peer_takes_the_rest(planned):
     tiers = planned(expert_cache=4, peer_device=1)
 

@@ -12,6 +12,7 @@ namespace {
 int capability = 8;  // its major number
 
 constexpr size_t kAlignment = 256;  // as cudaMalloc's
+constexpr int kDevices = 2;
 
 using Ranges = std::map<uintptr_t, size_t>;  // bytes by address
 
@@ -21,7 +22,8 @@ struct Memory {
   Ranges device;
   Ranges pinned;      // allocated here
   Ranges registered;  // the caller's
-  size_t device_bytes = 0;
+  std::map<uintptr_t, int> owners;  // device by address
+  size_t device_bytes[kDevices] = {};
   size_t total_bytes = size_t{4} << 30;
 };
 
@@ -31,6 +33,7 @@ Memory& TheMemory() {
 }
 
 thread_local cudaError_t last_error = cudaSuccess;
+thread_local int current_device = 0;
 
 cudaError_t Result(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
@@ -87,7 +90,9 @@ void SetCapability(int major) { capability = major; }
 
 size_t DeviceBytes() {
   const std::lock_guard<std::mutex> lock(TheMemory().mutex);
-  return TheMemory().device_bytes;
+  size_t bytes = 0;
+  for (const size_t each : TheMemory().device_bytes) bytes += each;
+  return bytes;
 }
 
 size_t PinnedBytes() {
@@ -141,37 +146,40 @@ cudaError_t cudaGetLastError() {
 cudaError_t cudaPeekAtLastError() { return last_error; }
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = kDevices;
   return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int device) {
-  return Result(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+  if (device < 0 || device >= kDevices) return Result(cudaErrorInvalidDevice);
+  current_device = device;
+  return cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current_device;
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
-  if (device != 0 || peer < 0) return Result(cudaErrorInvalidDevice);
-  *can = peer == 1;
+  if (device < 0 || device >= kDevices || peer < 0) return Result(cudaErrorInvalidDevice);
+  *can = peer < kDevices && peer != device;
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
-  static bool enabled = false;
-  if (peer != 1) return Result(cudaErrorInvalidDevice);
-  const cudaError_t status = enabled ? cudaErrorPeerAccessAlreadyEnabled : cudaSuccess;
-  enabled = true;
+  static bool enabled[kDevices] = {};
+  if (peer != 1 - current_device) return Result(cudaErrorInvalidDevice);
+  const cudaError_t status =
+      enabled[current_device] ? cudaErrorPeerAccessAlreadyEnabled : cudaSuccess;
+  enabled[current_device] = true;
   return Result(status);
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-  if (device != 0) return Result(cudaErrorInvalidDevice);
+  if (device < 0 || device >= kDevices) return Result(cudaErrorInvalidDevice);
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
       *value = 4;
@@ -192,9 +200,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   const std::lock_guard<std::mutex> lock(TheMemory().mutex);
   const Memory& memory = TheMemory();
+  const size_t used = memory.device_bytes[current_device];
   *total_bytes = memory.total_bytes;
-  *free_bytes =
-      memory.total_bytes > memory.device_bytes ? memory.total_bytes - memory.device_bytes : 0;
+  *free_bytes = memory.total_bytes > used ? memory.total_bytes - used : 0;
   return cudaSuccess;
 }
 
@@ -203,13 +211,15 @@ cudaError_t cudaMalloc(void** address, size_t bytes) {
   const std::lock_guard<std::mutex> lock(memory.mutex);
   *address = nullptr;
   if (bytes == 0) return cudaSuccess;
-  if (bytes > memory.total_bytes || memory.device_bytes > memory.total_bytes - bytes) {
+  size_t& used = memory.device_bytes[current_device];
+  if (bytes > memory.total_bytes || used > memory.total_bytes - bytes) {
     return Result(cudaErrorMemoryAllocation);
   }
   *address = Allocate(bytes);
   if (*address == nullptr) return Result(cudaErrorMemoryAllocation);
   memory.device[reinterpret_cast<uintptr_t>(*address)] = bytes;
-  memory.device_bytes += bytes;
+  memory.owners[reinterpret_cast<uintptr_t>(*address)] = current_device;
+  used += bytes;
   return cudaSuccess;
 }
 
@@ -220,7 +230,9 @@ cudaError_t cudaFree(void* address) {
   const auto found = memory.device.find(reinterpret_cast<uintptr_t>(address));
   if (found == memory.device.end()) return Result(cudaErrorInvalidValue);
   std::memset(address, 0xff, found->second);  // so that a later read shows
-  memory.device_bytes -= found->second;
+  const auto owner = memory.owners.find(found->first);
+  memory.device_bytes[owner->second] -= found->second;
+  memory.owners.erase(owner);
   memory.device.erase(found);
   std::free(address);
   return cudaSuccess;

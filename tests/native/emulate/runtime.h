@@ -1,4 +1,7 @@
-// The part of CUDA's runtime that the library calls, on a device whose memory is the host's.
+// The part of CUDA's runtime that the library calls, on two devices whose memory is the host's.
+//
+// Device 0 is the one that JAX's programs are for, device 1 a peer. A thread's current device counts
+// where CUDA asks for the right one: memory is taken there, and only its streams and events are used.
 //
 // Streams have nothing left to do when a call returns. Device memory is NaN (0xFF bytes) when it is
 // allocated, has a limit, and copies check that what they are told of its side and size is so.
@@ -61,7 +64,6 @@ cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
-// Device 1 stands beside the one there is, so that access to it can be enabled; nothing runs there.
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer);
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);
@@ -115,13 +117,16 @@ cudaError_t cudaHostGetDevicePointer(T** device, void* host, unsigned flags) {
 
 namespace emulate {
 
-// How much device memory there is; 4 GiB at first. What is allocated stays.
+// How much memory each device has; 4 GiB at first. What is allocated stays.
 void SetDeviceMemory(size_t bytes);
 
 // The major number of the device's compute capability; 8 at first.
 void SetCapability(int major);
 
-// Bytes of device memory, and page-locked or registered bytes of the host, in use.
+// Whether kernels may be launched there while the current device is what it is.
+bool IsOnCurrentDevice(cudaStream_t stream);
+
+// Bytes of all devices' memory, and page-locked or registered bytes of the host, in use.
 size_t DeviceBytes();
 size_t PinnedBytes();
 

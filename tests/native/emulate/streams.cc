@@ -3,14 +3,33 @@
 
 #include "emulate/runtime.h"
 
-struct CUstream_st {};
+struct CUstream_st {
+  int device;
+};
 struct CUevent_st {
+  int device;
   std::chrono::steady_clock::time_point at;
   bool recorded = false;
 };
 
+namespace {
+
+int CurrentDevice() {
+  int device = 0;
+  cudaGetDevice(&device);
+  return device;
+}
+
+int DeviceOf(cudaStream_t stream) { return stream == nullptr ? CurrentDevice() : stream->device; }
+
+}  // namespace
+
+bool emulate::IsOnCurrentDevice(cudaStream_t stream) {
+  return DeviceOf(stream) == CurrentDevice();
+}
+
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = new CUstream_st;
+  *stream = new CUstream_st{CurrentDevice()};
   return cudaSuccess;
 }
 
@@ -34,7 +53,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t event, unsigned) {
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = new CUevent_st;
+  *event = new CUevent_st{CurrentDevice(), {}, false};
   return cudaSuccess;
 }
 
@@ -46,8 +65,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
-  if (event == nullptr) return cudaErrorInvalidResourceHandle;
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (event == nullptr || event->device != DeviceOf(stream)) return cudaErrorInvalidResourceHandle;
   event->at = std::chrono::steady_clock::now();
   event->recorded = true;
   return cudaSuccess;
