@@ -165,6 +165,18 @@ def reserve_xla_memory(share: float) -> Iterator[None]:
         os.environ.update(before)
 
 
+def unreachable_xla_memory() -> str:
+    """Why no other device reaches what XLA allocates; empty if nothing stands in the way.
+
+    Access between devices is enabled for memory of cudaMalloc. Source: jax-ffi.md, section 5.
+    """
+    for name in ("XLA_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_ALLOCATOR"):
+        value = os.environ.get(name, "")
+        if value.lower() not in ("", "default", "bfc", "platform"):
+            return f"{name}={value} allocates memory that no other device reaches"
+    return ""
+
+
 def loader_environment() -> dict[str, str]:
     """Variables that decide which shared libraries and devices a process sees, as far as set."""
     names = (

@@ -339,3 +339,23 @@ def test_overrules_what_the_user_gives_xla_of_the_card_while_it_starts(
     assert inside == {"XLA_CLIENT_MEM_FRACTION": "0.2500"}
     assert os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] == ".9"
     assert "XLA_CLIENT_MEM_FRACTION" not in os.environ
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "PCI_BUS_ID"), ("FASTEST_FIRST",) * 2])
+def test_devices_are_numbered_as_the_driver_does_unless_the_user_says_otherwise(
+    monkeypatch, given: str | None, expected: str
+):
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", given or "")
+    if given is None:
+        monkeypatch.delenv("CUDA_DEVICE_ORDER")
+
+    config.number_devices_as_the_driver()
+
+    assert os.environ["CUDA_DEVICE_ORDER"] == expected
+
+
+@pytest.mark.parametrize(("value", "reached"), [("", True), ("platform", True), ("vmm", False)])
+def test_knows_allocators_whose_memory_no_peer_reaches(monkeypatch, value: str, reached: bool):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", value)
+
+    assert (config.unreachable_xla_memory() == "") == reached

@@ -1,10 +1,12 @@
-// The doors of a device store: tags, the mailbox, and the host's threads behind it.
+// The doors of a device store: tags, the mailbox with the host's threads behind it, the peer.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <stdexcept>
 
 #include "cuda/device_store.h"
 #include "cuda/host_workers.h"
+#include "cuda/peer_store.h"
 
 namespace strata {
 namespace {
@@ -39,11 +41,9 @@ std::string DeviceStore::OpenDoors(int64_t window_rows, int64_t num_active, int6
            std::to_string(num_active) + " experts, expected 1 to " +
            std::to_string(kMostLetterRows) + " and 1 to " + std::to_string(kMostDoorEntries);
   }
-  const int64_t bytes = window_rows * num_active * width * 4;
-  cudaError_t error = cudaMalloc(&doors_.peer_rows, bytes);
-  if (error == cudaSuccess) error = cudaMalloc(&doors_.homes, kEntryHomes * 4);
+  cudaError_t error = cudaMalloc(&doors_.homes, kEntryHomes * 4);
   if (error == cudaSuccess) error = cudaMemset(doors_.homes, 0, kEntryHomes * 4);
-  if (error != cudaSuccess) return Failed("memory for rows", bytes, error);
+  if (error != cudaSuccess) return Failed("memory for counts", kEntryHomes * 4, error);
   doors_.num_active = num_active;
   doors_.width = width;
   doors_.streamed_always.resize(num_active + 1);
@@ -62,6 +62,26 @@ std::string DeviceStore::SetStreamed(const std::vector<uint8_t>& streamed) {
     if (streamed[n] > n) return "device_store: more than all misses are to be streamed";
   }
   doors_.streamed = streamed;
+  return "";
+}
+
+std::string DeviceStore::OpenPeer(int device, bool through_host, int64_t expert_bytes,
+                                  int64_t hidden, int64_t most_rows) {
+  if (doors() == nullptr || peer_ != nullptr) {
+    return "device_store: a peer is opened once, behind the doors";
+  }
+  PeerSizes sizes;
+  sizes.expert_bytes = expert_bytes;
+  sizes.max_rows = most_rows;
+  sizes.num_active = doors_.num_active;
+  sizes.num_experts = num_experts_;
+  sizes.width = doors_.width;
+  sizes.hidden = hidden;
+  try {
+    peer_ = std::make_unique<PeerStore>(device, through_host, sizes);
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
   return "";
 }
 
@@ -131,23 +151,30 @@ bool DeviceStore::Recover() {
 double DeviceStore::LinkSecondsPerByte() {
   const int64_t bytes =
       std::min(host_bytes_, doors_.window_rows * doors_.num_active * doors_.width * 4);
-  if (bytes == 0) return 0.0;
+  uint8_t* scratch = nullptr;
+  if (bytes == 0 || cudaMalloc(&scratch, bytes) != cudaSuccess) {
+    cudaGetLastError();  // it is asked for a number, not for memory
+    return 0.0;
+  }
   constexpr int kCopies = 32;
   double best = 1e9;
-  for (int round = 0; round < 4; ++round) {
+  bool copied = true;
+  for (int round = 0; round < 4 && copied; ++round) {
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < kCopies; ++i) {
-      cudaMemcpyAsync(doors_.peer_rows, host_arena_, bytes, cudaMemcpyHostToDevice, nullptr);
+      cudaMemcpyAsync(scratch, host_arena_, bytes, cudaMemcpyHostToDevice, nullptr);
     }
-    if (cudaStreamSynchronize(nullptr) != cudaSuccess) return 0.0;
+    copied = cudaStreamSynchronize(nullptr) == cudaSuccess;
     best = std::min(
         best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
-  return best / static_cast<double>(kCopies * bytes);
+  cudaFree(scratch);
+  return copied ? best / static_cast<double>(kCopies * bytes) : 0.0;
 }
 
 std::string DeviceStore::StartSwaps(const SwapSettings& settings) {
-  if (doors() == nullptr || num_layers_ < 2 || settings.every < 1 || settings.most < 1) {
+  if (doors() == nullptr || num_layers_ < 2 || settings.every < 1 ||
+      settings.most + settings.on_peer < 1) {
     return "device_store: swaps of " + std::to_string(num_layers_) +
            " layers, expected at least 2, at least one swap a round, and open doors";
   }
@@ -161,15 +188,17 @@ std::string DeviceStore::StartSwaps(const SwapSettings& settings) {
   return "";
 }
 
-std::string DeviceStore::AddSpares(int64_t layer, int64_t on_device, int64_t on_host) {
+std::string DeviceStore::AddSpares(int64_t layer, Arena arena, int64_t offset, int64_t on_host) {
   const ExpertShape* shape = GetExpertShape(layer);
-  if (shape == nullptr || swaps_ == nullptr || on_device < 0 || on_host < 0 ||
-      on_device % 256 != 0 || on_host % 256 != 0 || on_device + shape->bytes > expert_bytes_ ||
-      on_host + shape->bytes > host_bytes_) {
-    return "device_store: spare room at " + std::to_string(on_device) + " and " +
-           std::to_string(on_host) + " is outside the arenas, or nothing is to be swapped";
+  if (shape == nullptr || swaps_ == nullptr || arena == Arena::kHost) {
+    return "device_store: nothing is to be swapped there";
   }
-  swaps_->AddSpares(shape->bytes, expert_arena_ + on_device, host_arena_ + on_host);
+  std::string error;
+  uint8_t* slot = Place(arena, offset, shape->bytes, &error);
+  uint8_t* panels = Place(Arena::kHost, on_host, shape->bytes, &error);
+  if (slot == nullptr || panels == nullptr) return error;
+  swaps_->AddSpares(arena == Arena::kPeer ? ExpertTag::kPeer : ExpertTag::kLocal, shape->bytes,
+                    slot, panels);
   return "";
 }
 

@@ -7,6 +7,7 @@
 #include "common/slots.h"
 #include "cuda/host_workers.h"
 #include "cuda/panels.h"
+#include "cuda/peer_store.h"
 
 namespace strata {
 namespace {
@@ -79,11 +80,11 @@ void DeviceStore::Release() {
   cudaDeviceSynchronize();
   StopHost();
   swaps_ = nullptr;
+  peer_ = nullptr;
   for (void* memory :
        {static_cast<void*>(matrix_arena_), static_cast<void*>(expert_arena_),
         static_cast<void*>(experts_), static_cast<void*>(wanted_), static_cast<void*>(usage_),
-        static_cast<void*>(doors_.peer_rows), static_cast<void*>(doors_.homes),
-        static_cast<void*>(doors_.mailbox.state)}) {
+        static_cast<void*>(doors_.homes), static_cast<void*>(doors_.mailbox.state)}) {
     cudaFree(memory);
   }
   cudaFreeHost(host_arena_);
@@ -140,27 +141,40 @@ const ExpertShape* DeviceStore::GetExpertShape(int64_t layer) const {
   return &shapes_[layer];
 }
 
-std::string DeviceStore::PutExpert(int64_t layer, int64_t expert, bool on_device, int64_t offset,
+uint8_t* DeviceStore::Place(Arena arena, int64_t offset, int64_t bytes, std::string* error) const {
+  uint8_t* base = arena == Arena::kDevice ? expert_arena_ : host_arena_;
+  int64_t room = arena == Arena::kDevice ? expert_bytes_ : host_bytes_;
+  if (arena == Arena::kPeer) {
+    base = peer_ == nullptr ? nullptr : peer_->arena();
+    room = peer_ == nullptr ? 0 : peer_->sizes().expert_bytes;
+  }
+  if (offset < 0 || offset % 256 != 0 || offset + bytes > room) {
+    *error = "device_store: an expert of " + std::to_string(bytes) + " bytes at " +
+             std::to_string(offset) + " of " + std::to_string(room);
+    return nullptr;
+  }
+  return base + offset;
+}
+
+std::string DeviceStore::PutExpert(int64_t layer, int64_t expert, Arena arena, int64_t offset,
                                    const uint8_t* gate, const uint8_t* up, const uint8_t* down) {
   const ExpertShape* shape = GetExpertShape(layer);
   if (shape == nullptr || expert < 0 || expert >= num_experts_) {
     return "device_store: no expert " + std::to_string(expert) + " in layer " +
            std::to_string(layer);
   }
-  const int64_t room = on_device ? expert_bytes_ : host_bytes_;
-  if (offset < 0 || offset % 256 != 0 || offset + shape->bytes > room) {
-    return "device_store: an expert of " + std::to_string(shape->bytes) + " bytes at " +
-           std::to_string(offset) + " of " + std::to_string(room);
-  }
-  uint8_t* to = (on_device ? expert_arena_ : host_arena_) + offset;
+  std::string error;
+  uint8_t* to = Place(arena, offset, shape->bytes, &error);
+  if (to == nullptr) return error;
   const auto add = [&](const DeviceMatrix& m, const uint8_t* raw, int64_t at) {
-    return Copier().Add(*m.type, m.rows, m.cols, raw, to + at, on_device);
+    return Copier().Add(*m.type, m.rows, m.cols, raw, to + at, arena != Arena::kHost);
   };
-  std::string error = add(shape->gate, gate, 0);
+  error = add(shape->gate, gate, 0);
   if (error.empty()) error = add(shape->up, up, shape->up_at);
   if (error.empty()) error = add(shape->down, down, shape->down_at);
   if (!error.empty()) return error;
-  table_[layer * num_experts_ + expert] = ExpertWord(to, ExpertTag::kLocal, !on_device);
+  const ExpertTag tag = arena == Arena::kPeer ? ExpertTag::kPeer : ExpertTag::kLocal;
+  table_[layer * num_experts_ + expert] = ExpertWord(to, tag, arena == Arena::kHost);
   raw_[layer * num_experts_ + expert] = {gate, up, down};
   return "";
 }

@@ -26,6 +26,8 @@
 
 namespace strata {
 
+class PeerStore;
+
 // `count` matrices [rows, cols] of `bytes_each` bytes as panels of 32 rows (panels.h).
 struct DeviceMatrix {
   const uint8_t* bytes = nullptr;  // device
@@ -58,12 +60,14 @@ struct Doors {
   int64_t window_rows = 0;
   int64_t num_active = 0;
   int64_t width = 0;
-  float* peer_rows = nullptr;            // [window_rows * num_active, width], device
   uint32_t* homes = nullptr;             // [kEntryHomes], device
   MailboxAt mailbox;                     // without a box until the host's threads are there
   std::vector<uint8_t> streamed;         // [num_active + 1], of so many misses of a window's row
   std::vector<uint8_t> streamed_always;  // the same for tiles: all
 };
+
+// Memory for experts' panels; numbered as the tiers of strata_jax/weights/placement.py.
+enum class Arena : int32_t { kHost = 0, kDevice = 1, kPeer = 2 };
 
 class HostWorkers;
 
@@ -84,9 +88,8 @@ class DeviceStore {
 
   std::string PutExpertShape(int64_t layer, const ExpertShape& shape);
   const ExpertShape* GetExpertShape(int64_t layer) const;
-  // Copies one expert to `offset` of the device's arena, or of the host's; its table entry follows
-  // with PublishExperts.
-  std::string PutExpert(int64_t layer, int64_t expert, bool on_device, int64_t offset,
+  // Copies one expert to `offset` of an arena; its table entries follow with PublishExperts.
+  std::string PutExpert(int64_t layer, int64_t expert, Arena arena, int64_t offset,
                         const uint8_t* gate, const uint8_t* up, const uint8_t* down);
   // Who computes an expert that has been put, or that lies elsewhere; follows with PublishExperts.
   std::string SetTag(int64_t layer, int64_t expert, ExpertTag tag);
@@ -104,14 +107,16 @@ class DeviceStore {
   HostWorkers* host() const { return host_.get(); }
   // Lets experts change places from now on; after the last tag.
   std::string StartSwaps(const SwapSettings& settings);
-  // Room for a layer's expert at these offsets of the device's and the host's arena.
-  std::string AddSpares(int64_t layer, int64_t on_device, int64_t on_host);
+  // Room for a layer's expert at these offsets of a device's arena and of the host's.
+  std::string AddSpares(int64_t layer, Arena arena, int64_t offset, int64_t on_host);
   DeviceSwaps* swaps() const { return swaps_.get(); }
   // Of the second kernel of a layer's expert_ffn, in windows.
   Latch LatchAfter(int64_t layer) const;
-  // Whether an expert is in a slot, as the next windows will have it.
-  bool InSlot(int64_t layer, int64_t expert) const {
-    return (table_[layer * num_experts_ + expert] & (kTagMask | kLinked)) == 0;
+  // Where an expert is, as the next windows will have it.
+  Arena ArenaOf(int64_t layer, int64_t expert) const {
+    const uint64_t word = table_[layer * num_experts_ + expert];
+    if ((word & kLinked) != 0) return Arena::kHost;
+    return (word & kTagMask) == uint64_t{0} ? Arena::kDevice : Arena::kPeer;
   }
   // Whether a kernel gave up waiting for the host.
   bool aborted() const;
@@ -119,6 +124,11 @@ class DeviceStore {
   // lost.
   bool Recover();
   const Doors* doors() const { return doors_.window_rows > 0 ? &doors_ : nullptr; }
+  // Behind the doors, before anything is compiled: experts on another device, or on this one again
+  // (peer_store.h). `hidden` is the width of the widest expert, `most_rows` that of a tile.
+  std::string OpenPeer(int device, bool through_host, int64_t expert_bytes, int64_t hidden,
+                       int64_t most_rows);
+  PeerStore* peer() const { return peer_.get(); }
 
   // Compares one expert, where the device's table says it lies, with the file's rows. Returns what
   // differs, or an empty string. No step may run.
@@ -140,6 +150,8 @@ class DeviceStore {
   void Release();
   PanelCopier& Copier();
   void StopHost();
+  // Where an arena's `offset` is; null with a reason if an expert of so many bytes ends outside.
+  uint8_t* Place(Arena arena, int64_t offset, int64_t bytes, std::string* error) const;
 
   int64_t num_layers_;
   int64_t num_experts_;
@@ -162,6 +174,7 @@ class DeviceStore {
   Mailbox* box_ = nullptr;
   float* host_rows_ = nullptr;
   std::unique_ptr<HostWorkers> host_;
+  std::unique_ptr<PeerStore> peer_;
   uint64_t* wanted_ = nullptr;  // null: experts stay where they are
   std::unique_ptr<DeviceSwaps> swaps_;
   uint32_t* usage_ = nullptr;

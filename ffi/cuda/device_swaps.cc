@@ -11,13 +11,13 @@ constexpr int64_t kRetire = 3;  // windows; two would do (see the header)
 
 uint8_t* PanelsAt(uint64_t word) { return reinterpret_cast<uint8_t*>(word & ~kTagBits); }
 
-bool InSlot(uint64_t word) { return (word & (kTagMask | kLinked)) == 0; }
-
-// Whether a newcomer may come from there: not from a peer.
-bool OnHost(uint64_t word) {
-  const auto tag = static_cast<ExpertTag>(word & kTagMask);
-  return (word & kLinked) != 0 && (tag == ExpertTag::kLocal || tag == ExpertTag::kHost);
+// Whether the expert is in a slot of the device whose experts have this tag.
+bool InSlot(uint64_t word, ExpertTag tag) {
+  return (word & kTagBits) == static_cast<uint64_t>(tag);
 }
+
+// Whether a newcomer may come from there.
+bool OnHost(uint64_t word) { return (word & kLinked) != 0; }
 
 }  // namespace
 
@@ -33,7 +33,8 @@ DeviceSwaps::DeviceSwaps(const SwapSettings& settings, std::vector<uint64_t>* ta
       num_experts_(static_cast<int64_t>(table->size()) / num_layers_),
       away_tag_(away_tag),
       last_counts_(table->size()),
-      heat_(table->size()) {
+      heat_(table->size()),
+      sides_{{ExpertTag::kLocal, settings.most, {}}, {ExpertTag::kPeer, settings.on_peer, {}}} {
   const size_t pairs = table->size();
   cudaError_t error = cudaStreamCreateWithFlags(&in_, cudaStreamNonBlocking);
   if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&out_, cudaStreamNonBlocking);
@@ -61,8 +62,8 @@ DeviceSwaps::~DeviceSwaps() {
   cudaFreeHost(table_copy_);
 }
 
-void DeviceSwaps::AddSpares(int64_t bytes, uint8_t* on_device, uint8_t* on_host) {
-  device_spares_[bytes].push_back(on_device);
+void DeviceSwaps::AddSpares(ExpertTag tag, int64_t bytes, uint8_t* on_device, uint8_t* on_host) {
+  sides_[tag == ExpertTag::kPeer].spares[bytes].push_back(on_device);
   host_spares_[bytes].push_back(on_host);
 }
 
@@ -124,33 +125,12 @@ void DeviceSwaps::TakeCounts() {
 }
 
 std::string DeviceSwaps::StartCopies() {
-  const auto role_of = [this](int64_t layer, int64_t expert) {
-    const uint64_t word = (*table_)[layer * num_experts_ + expert];
-    if (InSlot(word)) return SwapRole::kVictim;
-    return OnHost(word) ? SwapRole::kNewcomer : SwapRole::kNeither;
-  };
   moves_.clear();
+  // What the first side moves is on its way: the second leaves it alone.
+  std::vector<bool> moved(table_->size());
   cudaError_t error = cudaSuccess;
-  for (const SwapPair& pair :
-       PlanSwapPairs(num_layers_, num_experts_, heat_.data(), role_of, settings_.most)) {
-    const int64_t bytes = slot_bytes_[pair.layer];
-    auto& slots = device_spares_[bytes];
-    auto& panels = host_spares_[bytes];
-    if (slots.empty() || panels.empty()) continue;  // a later round's
-    uint64_t& newcomer = (*table_)[pair.layer * num_experts_ + pair.newcomer];
-    uint64_t& victim = (*table_)[pair.layer * num_experts_ + pair.victim];
-    moves_.push_back({pair, bytes, PanelsAt(victim), PanelsAt(newcomer)});
-    uint8_t* slot = slots.back();
-    uint8_t* panel = panels.back();
-    slots.pop_back();
-    panels.pop_back();
-    error = cudaMemcpyAsync(slot, PanelsAt(newcomer), bytes, cudaMemcpyHostToDevice, in_);
-    if (error == cudaSuccess) {
-      error = cudaMemcpyAsync(panel, PanelsAt(victim), bytes, cudaMemcpyDeviceToHost, out_);
-    }
-    if (error != cudaSuccess) break;
-    newcomer = ExpertWord(slot, ExpertTag::kLocal, false);
-    victim = ExpertWord(panel, away_tag_, true);
+  for (Side& side : sides_) {
+    if (error == cudaSuccess) error = CopyFor(&side, &moved);
   }
   for (float& heat : heat_) heat *= settings_.decay;
   if (error == cudaSuccess) error = cudaEventRecord(in_done_, in_);
@@ -159,20 +139,57 @@ std::string DeviceSwaps::StartCopies() {
   return error == cudaSuccess ? "" : std::string("device_swaps: ") + cudaGetErrorString(error);
 }
 
+cudaError_t DeviceSwaps::CopyFor(Side* side, std::vector<bool>* moved) {
+  const auto role_of = [&](int64_t layer, int64_t expert) {
+    const int64_t index = layer * num_experts_ + expert;
+    const uint64_t word = (*table_)[index];
+    if ((*moved)[index]) return SwapRole::kNeither;
+    if (InSlot(word, side->tag)) return SwapRole::kVictim;
+    return OnHost(word) ? SwapRole::kNewcomer : SwapRole::kNeither;
+  };
+  for (const SwapPair& pair :
+       PlanSwapPairs(num_layers_, num_experts_, heat_.data(), role_of, side->most)) {
+    const int64_t bytes = slot_bytes_[pair.layer];
+    auto& slots = side->spares[bytes];
+    auto& panels = host_spares_[bytes];
+    if (slots.empty() || panels.empty()) continue;  // a later round's
+    const int64_t first = pair.layer * num_experts_;
+    uint64_t& newcomer = (*table_)[first + pair.newcomer];
+    uint64_t& victim = (*table_)[first + pair.victim];
+    moves_.push_back({side, bytes, PanelsAt(victim), PanelsAt(newcomer)});
+    (*moved)[first + pair.newcomer] = (*moved)[first + pair.victim] = true;
+    uint8_t* slot = slots.back();
+    uint8_t* panel = panels.back();
+    slots.pop_back();
+    panels.pop_back();
+    cudaError_t error =
+        cudaMemcpyAsync(slot, PanelsAt(newcomer), bytes, cudaMemcpyHostToDevice, in_);
+    if (error == cudaSuccess) {
+      error = cudaMemcpyAsync(panel, PanelsAt(victim), bytes, cudaMemcpyDeviceToHost, out_);
+    }
+    if (error != cudaSuccess) return error;
+    newcomer = ExpertWord(slot, side->tag, false);
+    victim = ExpertWord(panel, away_tag_, true);
+  }
+  return cudaSuccess;
+}
+
 std::string DeviceSwaps::Publish() {
   std::memcpy(table_copy_, table_->data(), table_->size() * 8);
   cudaError_t error =
       cudaMemcpyAsync(wanted_, table_copy_, table_->size() * 8, cudaMemcpyHostToDevice, in_);
   if (error == cudaSuccess) error = cudaEventRecord(in_done_, in_);
   state_ = State::kPublishing;
-  for (const Move& move : moves_) bytes_ += move.bytes;
-  swaps_ += static_cast<int64_t>(moves_.size());
+  for (const Move& move : moves_) {
+    bytes_ += move.bytes;
+    ++move.side->swaps;
+  }
   return error == cudaSuccess ? "" : std::string("device_swaps: ") + cudaGetErrorString(error);
 }
 
 void DeviceSwaps::Retire() {
   for (const Move& move : moves_) {
-    device_spares_[move.bytes].push_back(move.old_slot);
+    move.side->spares[move.bytes].push_back(move.old_slot);
     host_spares_[move.bytes].push_back(move.old_panels);
   }
   moves_.clear();

@@ -1,11 +1,12 @@
 // Experts that change places while windows run.
 //
-// A swap brings a newcomer from page-locked memory into the device's and a victim the other way.
-// Nothing waits for it: both are copied into spare room by streams of their own while steps run,
-// and only then are their words changed. Words are never written where kernels read them: `wanted`,
-// a second table, says how they should be, and the second kernel of a layer's expert_ffn takes over
-// the words of the *next* layer, which no kernel reads at that time. So both kernels of a layer,
-// and all their blocks, see the same words. The last layer takes over the first one's.
+// A swap brings a newcomer from page-locked memory into a device's, the primary's or the peer's,
+// and a victim the other way; nothing moves from device to device. Nothing waits for it: both are
+// copied into spare room by streams of their own while steps run, and only then are their words
+// changed. Words are never written where kernels read them: `wanted`, a second table, says how they
+// should be, and the second kernel of a layer's expert_ffn takes over the words of the *next*
+// layer, which no kernel reads at that time. So both kernels of a layer, and all their blocks, see
+// the same words. The last layer takes over the first one's.
 //
 // When may what was copied from be written again? A window that was put into the queue before
 // `wanted` had changed may use the old words, and leaves the first layer's old word to the window
@@ -30,8 +31,9 @@
 namespace strata {
 
 struct SwapSettings {
-  int64_t every = 1;  // windows between two rounds
-  int64_t most = 0;   // swaps of a round
+  int64_t every = 1;    // windows between two rounds
+  int64_t most = 0;     // swaps of a round on the primary
+  int64_t on_peer = 0;  // and on the peer
   float decay = 1.0f;
 };
 
@@ -46,19 +48,28 @@ class DeviceSwaps {
   DeviceSwaps(const DeviceSwaps&) = delete;
   DeviceSwaps& operator=(const DeviceSwaps&) = delete;
 
-  // Room for one expert of that size, on the device and in page-locked memory of the host.
-  void AddSpares(int64_t bytes, uint8_t* on_device, uint8_t* on_host);
+  // Room for one expert of that size on the device where experts have this tag, and in page-locked
+  // memory of the host.
+  void AddSpares(ExpertTag tag, int64_t bytes, uint8_t* on_device, uint8_t* on_host);
 
   // A window has ended. Returns what went wrong, or an empty string.
   std::string AfterWindow();
 
-  int64_t swaps() const { return swaps_; }
+  int64_t swaps(ExpertTag tag) const { return SideOf(tag).swaps; }
   int64_t bytes_swapped() const { return bytes_; }
 
  private:
   enum class State { kIdle, kCounting, kCopying, kPublishing, kRetiring };
+  using Spares = std::map<int64_t, std::vector<uint8_t*>>;  // by size
+  // A device whose experts are exchanged.
+  struct Side {
+    ExpertTag tag;  // of the experts in its slots
+    int64_t most;   // swaps of a round
+    Spares spares;
+    int64_t swaps = 0;
+  };
   struct Move {
-    SwapPair pair;
+    Side* side;
     int64_t bytes;
     uint8_t* old_slot;    // the victim's, spare when all is over
     uint8_t* old_panels;  // the newcomer's
@@ -66,6 +77,8 @@ class DeviceSwaps {
 
   std::string StartCount();
   std::string StartCopies();
+  cudaError_t CopyFor(Side* side, std::vector<bool>* moved);
+  const Side& SideOf(ExpertTag tag) const { return sides_[tag == ExpertTag::kPeer]; }
   std::string Publish();
   void Retire();
   void TakeCounts();
@@ -88,12 +101,12 @@ class DeviceSwaps {
   uint64_t* table_copy_ = nullptr;  // page-locked, on its way to `wanted`
   std::vector<uint32_t> last_counts_;
   std::vector<float> heat_;  // decayed
-  std::map<int64_t, std::vector<uint8_t*>> device_spares_, host_spares_;
+  Side sides_[2];
+  Spares host_spares_;
   std::vector<Move> moves_;
   State state_ = State::kIdle;
   int64_t windows_ = 0;
   int64_t retire_at_ = 0;
-  int64_t swaps_ = 0;
   int64_t bytes_ = 0;
 };
 

@@ -11,10 +11,9 @@
 namespace strata {
 
 enum class ExpertTag : uint32_t {
-  kLocal = 0,    // this device's kernels
-  kPeer = 1,     // the peer's kernels
-  kHost = 2,     // threads of the host, in windows
-  kNotMine = 3,  // in the peer's table: none of the peer's business
+  kLocal = 0,  // the primary's kernels
+  kPeer = 1,   // the peer's kernels
+  kHost = 2,   // threads of the host, in windows
 };
 
 inline constexpr uint64_t kLinked = 4;  // the panels lie in the host's memory: for counting only

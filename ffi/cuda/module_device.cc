@@ -4,6 +4,7 @@
 
 #include <stdexcept>
 
+#include "cuda/current_device.h"
 #include "cuda/device_store.h"
 #include "cuda/device_table_bind.h"
 #include "cuda/handlers.h"
@@ -16,6 +17,7 @@
 #include "cuda/ops/qsa_select.h"
 #include "cuda/ops/quant_matmul.h"
 #include "cuda/peer_access.h"
+#include "cuda/peer_store.h"
 
 namespace strata {
 namespace {
@@ -75,7 +77,14 @@ ExpertShape ShapeOfExpert(const std::array<int64_t, 3>& types, int64_t hidden, i
   return shape;
 }
 
-std::pair<int64_t, int64_t> Memory() {
+int64_t DeviceCount() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+std::pair<int64_t, int64_t> Memory(int device) {
+  const CurrentDevice current(device);
+  if (!current.problem().empty()) throw std::runtime_error(current.problem());
   size_t free_bytes = 0, total_bytes = 0;
   const cudaError_t error = cudaMemGetInfo(&free_bytes, &total_bytes);
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
@@ -155,12 +164,12 @@ class DeviceStoreHandle {
     Check(Held().PutExpertShape(layer, ShapeOfExpert(types, hidden, width)));
   }
 
-  void PutExpert(int64_t layer, int64_t expert, bool on_device, int64_t offset,
+  void PutExpert(int64_t layer, int64_t expert, int32_t arena, int64_t offset,
                  const std::array<uintptr_t, 3>& raw) {
     DeviceStore& store = Held();
     const py::gil_scoped_release release;
     Check(store.PutExpert(
-        layer, expert, on_device, offset, reinterpret_cast<const uint8_t*>(raw[0]),
+        layer, expert, static_cast<Arena>(arena), offset, reinterpret_cast<const uint8_t*>(raw[0]),
         reinterpret_cast<const uint8_t*>(raw[1]), reinterpret_cast<const uint8_t*>(raw[2])));
   }
 
@@ -202,32 +211,57 @@ class DeviceStoreHandle {
     Held().SetTimeout(timeout_ms);
     if (HostWorkers* host = Held().host()) host->Stall(std::chrono::milliseconds(milliseconds));
   }
-  void StartSwaps(int64_t every, int64_t most, float decay) {
-    Check(Held().StartSwaps({every, most, decay}));
+  void StartSwaps(int64_t every, int64_t most, int64_t on_peer, float decay) {
+    Check(Held().StartSwaps({every, most, on_peer, decay}));
   }
-  void AddSpares(int64_t layer, int64_t on_device, int64_t on_host) {
-    Check(Held().AddSpares(layer, on_device, on_host));
+  void AddSpares(int64_t layer, int32_t arena, int64_t offset, int64_t on_host) {
+    Check(Held().AddSpares(layer, static_cast<Arena>(arena), offset, on_host));
   }
   void AfterWindow() {
     DeviceSwaps* swaps = Held().swaps();
     const py::gil_scoped_release release;
     if (swaps != nullptr) Check(swaps->AfterWindow());
   }
-  std::pair<int64_t, int64_t> Swapped() {
+  std::array<int64_t, 3> Swapped() {
     const DeviceSwaps* swaps = Held().swaps();
-    if (swaps == nullptr) return {0, 0};
-    return {swaps->swaps(), swaps->bytes_swapped()};
+    if (swaps == nullptr) return {0, 0, 0};
+    return {swaps->swaps(ExpertTag::kLocal), swaps->swaps(ExpertTag::kPeer),
+            swaps->bytes_swapped()};
   }
-  std::vector<bool> InSlots() {
+  std::vector<int32_t> Tiers() {
     const DeviceStore& store = Held();
-    std::vector<bool> in_slot;
+    std::vector<int32_t> tiers;
     for (int64_t i = 0; i < store.num_layers() * store.num_experts(); ++i) {
-      in_slot.push_back(store.InSlot(i / store.num_experts(), i % store.num_experts()));
+      tiers.push_back(
+          static_cast<int32_t>(store.ArenaOf(i / store.num_experts(), i % store.num_experts())));
     }
-    return in_slot;
+    return tiers;
   }
   std::vector<uint32_t> TakeHomes() { return Held().TakeHomes(); }
   int64_t HostBusyUs() { return Held().host() == nullptr ? 0 : Held().host()->busy_us(); }
+
+  void OpenPeer(int device, bool through_host, int64_t expert_bytes, int64_t hidden,
+                int64_t most_rows) {
+    Check(Held().OpenPeer(device, through_host, expert_bytes, hidden, most_rows));
+  }
+
+  // Loads the peer's kernels for a layer's experts; the roles are the shared one's three matrices.
+  void WarmPeer(int64_t layer, const std::array<int64_t, 3>& roles) {
+    DeviceStore& store = Held();
+    if (store.peer() == nullptr) throw std::invalid_argument("device_store: it has no peer");
+    const PeerSizes& sizes = store.peer()->sizes();
+    ExpertFfnArgs args = {};
+    args.num_rows = sizes.max_rows;
+    args.num_active = sizes.num_active;
+    args.width = sizes.width;
+    args.routed = store.GetExpertShape(layer);
+    args.shared_gate = &MatrixOf(store, roles[0], layer);
+    args.shared_up = &MatrixOf(store, roles[1], layer);
+    args.shared_down = &MatrixOf(store, roles[2], layer);
+    args.streamed = store.doors()->streamed.data();
+    const py::gil_scoped_release release;
+    Check(store.peer()->Warm(args));
+  }
 
   void PublishExperts() { Check(Held().PublishExperts()); }
   std::vector<uint32_t> TakeUsage() { return Held().TakeUsage(); }
@@ -259,7 +293,8 @@ void BindDevice(py::module_& module) {
   module.def(
       "last_error", [] { return std::string(cudaGetErrorString(cudaPeekAtLastError())); },
       "The error state of this thread, which stays.");
-  module.def("memory", &Memory, "Free and total bytes of the current device.");
+  module.def("device_count", &DeviceCount, "Devices that are visible.");
+  module.def("memory", &Memory, py::arg("device"), "Free and total bytes of a device.");
   module.def("matrix_bytes", &MatrixBytes, py::arg("type"), py::arg("count"), py::arg("rows"),
              py::arg("cols"), "Bytes of matrices as panels.");
   module.def(
@@ -295,7 +330,7 @@ void BindDevice(py::module_& module) {
       .def("put_expert_shape", &DeviceStoreHandle::PutExpertShape, py::arg("layer"),
            py::arg("types"), py::arg("hidden"), py::arg("width"))
       .def("put_expert", &DeviceStoreHandle::PutExpert, py::arg("layer"), py::arg("expert"),
-           py::arg("on_device"), py::arg("offset"), py::arg("raw"))
+           py::arg("arena"), py::arg("offset"), py::arg("raw"))
       .def("audit_expert", &DeviceStoreHandle::AuditExpert, py::arg("layer"), py::arg("expert"),
            py::arg("raw"))
       .def("set_tag", &DeviceStoreHandle::SetTag, py::arg("layer"), py::arg("expert"),
@@ -313,14 +348,18 @@ void BindDevice(py::module_& module) {
       .def("recover", &DeviceStoreHandle::Recover)
       .def("stall", &DeviceStoreHandle::Stall, py::arg("milliseconds"), py::arg("timeout_ms"))
       .def("start_swaps", &DeviceStoreHandle::StartSwaps, py::arg("every"), py::arg("most"),
-           py::arg("decay"))
-      .def("add_spares", &DeviceStoreHandle::AddSpares, py::arg("layer"), py::arg("on_device"),
-           py::arg("on_host"))
+           py::arg("on_peer"), py::arg("decay"))
+      .def("add_spares", &DeviceStoreHandle::AddSpares, py::arg("layer"), py::arg("arena"),
+           py::arg("offset"), py::arg("on_host"))
       .def("after_window", &DeviceStoreHandle::AfterWindow)
-      .def("swapped", &DeviceStoreHandle::Swapped, "Swaps and their bytes since the start.")
-      .def("in_slots", &DeviceStoreHandle::InSlots, "[layers * experts]: in the device's memory.")
+      .def("swapped", &DeviceStoreHandle::Swapped,
+           "Swaps since the start on the primary and on the peer, and the bytes of both.")
+      .def("tiers", &DeviceStoreHandle::Tiers, "[layers * experts]: of every expert.")
       .def("take_homes", &DeviceStoreHandle::TakeHomes)
       .def("host_busy_us", &DeviceStoreHandle::HostBusyUs)
+      .def("open_peer", &DeviceStoreHandle::OpenPeer, py::arg("device"), py::arg("through_host"),
+           py::arg("expert_bytes"), py::arg("hidden"), py::arg("most_rows"))
+      .def("warm_peer", &DeviceStoreHandle::WarmPeer, py::arg("layer"), py::arg("shared_roles"))
       .def("publish_experts", &DeviceStoreHandle::PublishExperts)
       .def("take_usage", &DeviceStoreHandle::TakeUsage)
       .def("close", &DeviceStoreHandle::Close);

@@ -128,7 +128,7 @@ def cuda_machine(settings: TierSettings) -> "Machine":
         raise StrataError(f"--platform=cuda: {why}; --platform=cpu runs without it")
     devices = cuda_library().machine()["devices"]
     peer = settings.peer_device
-    peer_free = None
+    peer_free, is_reached = None, peer == LOOPBACK
     if peer is not None and peer != LOOPBACK and peer < len(devices):
         if devices[peer]["problem"] is not None:
             raise StrataError(
@@ -136,11 +136,13 @@ def cuda_machine(settings: TierSettings) -> "Machine":
                 f"{devices[peer]['problem']}; --peer_device=-1 runs without it"
             )
         peer_free = devices[peer]["free_mib"] << 20
+        is_reached = settings.peer_link != "host" and peer in devices[0]["peers"]
     return Machine(
         platform="cuda",
         host=host_memory(),
         primary_free_bytes=devices[0]["free_mib"] << 20,
         peer_free_bytes=peer_free,
+        peer_is_reached=is_reached,
         num_devices=len(devices),
     )
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from absl import flags
 
-from strata_jax.cli.flags import AUTO, NumberOrAuto, Number, define_choice, define_number
+from strata_jax.cli.flags import AUTO, Number, NumberOrAuto, define_choice, define_number
 from strata_jax.config import LOOPBACK, TierSettings
 from strata_jax.errors import UsageError
 

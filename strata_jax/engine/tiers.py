@@ -10,11 +10,12 @@ import jax
 
 from strata_jax import _native
 from strata_jax.config import KvType, TierSettings
-from strata_jax.errors import CapacityError, UsageError
+from strata_jax.errors import CapacityError
 from strata_jax.ops.native import CPU, Backend
 from strata_jax.weights.budget import GIB, StepSizes, host_memory, shown
 from strata_jax.weights.device_experts import DeviceExperts, device_memory
 from strata_jax.weights.device_host import HostSettings, host_threads
+from strata_jax.weights.device_peer import PeerDevice, find_peer
 from strata_jax.weights.experts import TIMEOUT_MS, AdaptSettings, ExpertTiers, shares
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.placement import Tier
@@ -67,7 +68,8 @@ class EngineTiers:
             UsageError, BadFileError: for settings or a profile that cannot be used.
         """
         profile = load_profile(pack, settings.expert_profile)
-        machine = _machine(backend)
+        peer = find_peer(settings, backend) if backend.is_device else None
+        machine = _machine(backend, settings.peer_device, peer)
         sizes = make_plan(pack, max_context, kv)
         plan = plan_tiers(pack, sizes, settings, machine, steps=steps, profile=profile)
         plan.check()
@@ -83,7 +85,9 @@ class EngineTiers:
         if store is None:
             plan = _on_device(settings, plan)
             host = _host_settings(pack, settings, plan, steps, adapt)
-            experts = DeviceExperts.open(pack, plan.placement, host, backend, report)
+            experts = DeviceExperts.open(
+                pack, plan.placement, host, backend, report, peer=peer, steps=steps
+            )
             return cls(pack, settings, plan, experts)
         read_ahead(pack, machine.host.available_bytes * 3 // 4, report)
         experts = ExpertTiers.open(
@@ -177,16 +181,10 @@ def _on_device(settings: TierSettings, plan: TierPlan) -> TierPlan:
     """The plan with what a user of a GPU should know; refuses what a GPU cannot do in this version.
 
     Raises:
-        UsageError: for a peer.
         CapacityError: if experts off the card do not fit the RAM that may be page-locked: all of them are.
     """
-    if settings.peer_device is not None:
-        raise UsageError(
-            f"--peer_device={settings.peer_device}: not available on a GPU in this version; leave it "
-            "out, or --platform=cpu emulates a peer"
-        )
     placed = plan.placement
-    away = int(placed.expert_bytes[placed.tiers != Tier.PRIMARY].sum())
+    away = placed.total_bytes(Tier.HOST) + placed.total_bytes(Tier.FILE)
     limit = settings.host_ram_limit_gib
     if placed.count(Tier.FILE) or (limit is not None and away > limit * GIB):
         have = "the free RAM" if limit is None else f"--host_ram_limit_gib={limit:g}"
@@ -209,11 +207,21 @@ def _on_device(settings: TierSettings, plan: TierPlan) -> TierPlan:
     return dataclasses.replace(plan, notes=tuple(notes))
 
 
-def _machine(backend: Backend) -> Machine:
+def _machine(backend: Backend, number: int | str | None, peer: PeerDevice | None) -> Machine:
     if not backend.is_device:
         return Machine(platform="cpu", host=host_memory())
     free = device_memory(backend).free_bytes
     if backend.name == "cuda":
         # XLA took its share when it started; the plan counts it with what it is for.
         free += (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 0)
-    return Machine(platform="cuda", host=host_memory(), primary_free_bytes=free)
+    count, peer_free = backend.library.device_count(), None
+    if isinstance(number, int) and number < count:
+        peer_free = device_memory(backend, number).free_bytes
+    return Machine(
+        platform="cuda",
+        host=host_memory(),
+        primary_free_bytes=free,
+        peer_free_bytes=peer_free,
+        peer_is_reached=peer is not None and peer.is_reached,
+        num_devices=count,
+    )

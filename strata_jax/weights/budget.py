@@ -90,17 +90,24 @@ def workspace_bytes(
     return rows + (steps.tile_rows + _CACHE_GRAIN) * kv_bytes_per_token
 
 
-def peer_workspace_bytes(config: ModelConfig, steps: StepSizes) -> int:
+def peer_rows(steps: StepSizes, *, is_reached: bool) -> int:
+    """Most rows that a peer computes at once.
+
+    Those of a window, where the primary reads the peer's experts itself for a tile.
+    """
+    return steps.window_rows if is_reached else max(steps.tile_rows, steps.window_rows)
+
+
+def peer_workspace_bytes(config: ModelConfig, steps: StepSizes, *, is_reached: bool = False) -> int:
     """Upper bound of a peer's workspace: activations in, hidden and result rows of every expert."""
-    rows = max(steps.tile_rows, steps.window_rows)
+    rows = peer_rows(steps, is_reached=is_reached)
     per_entry = config.expert_width + config.hidden
     return rows * _FLOAT * (2 * config.hidden + config.num_experts_active * per_entry)
 
 
-def peer_rows_bytes(config: ModelConfig, steps: StepSizes) -> int:
-    """What a GPU's peer leaves on the primary: a row of results for every expert of every row."""
-    rows = max(steps.tile_rows, steps.window_rows)
-    return rows * config.num_experts_active * config.hidden * _FLOAT
+def peer_result_bytes(config: ModelConfig, steps: StepSizes) -> int:
+    """What a GPU's peer leaves on the primary: a row of results for every expert of a window's rows."""
+    return steps.window_rows * config.num_experts_active * config.hidden * _FLOAT
 
 
 def stream_slots(num_experts: int, stream_share: float) -> int:

@@ -9,43 +9,45 @@ import numpy as np
 from strata_jax.errors import CapacityError, StrataError, UsageError
 from strata_jax.ops.native import Backend
 from strata_jax.ops.roles import EXPERT_ROLES, Role
-from strata_jax.weights.budget import swap_spare_bytes
-from strata_jax.weights.device_host import DeviceHost, HostSettings, moves, start_swaps
+from strata_jax.weights.budget import StepSizes, peer_rows, swap_spare_bytes
+from strata_jax.weights.device_host import DeviceHost, HostSettings, sides_that_move, start_swaps
+from strata_jax.weights.device_peer import PeerDevice
 from strata_jax.weights.matrices import MatrixAt, matrices_of
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.panels import EXPERT_PARTS, expert_slot_bytes, matrix_bytes
 from strata_jax.weights.placement import Placement, Tier
 
+_SHARED_ROLES = (Role.FFN_GATE_SHARED, Role.FFN_UP_SHARED, Role.FFN_DOWN_SHARED)
 _NOT_MATRICES = EXPERT_ROLES | {Role.NGRAM_TABLE}
 """Roles that do not lie in the arena of matrices."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceMemory:
-    """Of the current device."""
+    """Of one device."""
 
     free_bytes: int
     total_bytes: int
 
 
-def device_memory(backend: Backend) -> DeviceMemory:
-    """What the device has now.
+def device_memory(backend: Backend, number: int = 0) -> DeviceMemory:
+    """What a device has now.
 
     Raises:
         StrataError: if there is no device that works.
     """
     try:
-        return DeviceMemory(*backend.library.memory())
+        return DeviceMemory(*backend.library.memory(number))
     except RuntimeError as error:
-        raise StrataError(f"device: {error}") from None
+        raise StrataError(f"device {number}: {error}") from None
 
 
 class DeviceExperts:
     """Everything the device's kernels read. Open it after planning; close it after the last step.
 
-    An expert lies in a slot of the device's memory, or in the host's, where the device reads it over
-    the link or the host computes it (`device_host.py`): that shows in counters and speed, never in a
-    result.
+    An expert lies in a slot of the device's memory, or of the peer's, or in the host's, where the
+    device reads it over the link or the host computes it (`device_host.py`): that shows in counters
+    and speed, never in a result.
     """
 
     def __init__(
@@ -54,9 +56,11 @@ class DeviceExperts:
         placement: Placement,
         experts: list[list[MatrixAt]],
         host: DeviceHost | None,
+        peer: PeerDevice | None,
     ):
         self._native = native
         self._host = host
+        self._peer = peer
         self._homes = np.zeros(4, np.int64)
         self._placement = placement
         self._experts = experts
@@ -71,16 +75,20 @@ class DeviceExperts:
         host: HostSettings,
         backend: Backend,
         report: Callable[[str], None],
+        *,
+        peer: PeerDevice | None,
+        steps: StepSizes,
     ) -> Self:
         """Allocates the arenas and copies every matrix and expert.
 
         Args:
             pack: the model.
-            placement: tier of every expert; those without a slot on the primary go to the host's
-                page-locked memory.
+            placement: tier of every expert; those without a slot go to the host's page-locked memory.
             host: how the host takes part, if there are such experts.
             backend: whose device.
             report: takes lines on progress.
+            peer: whose slots hold the experts of the peer's tier, if there is one.
+            steps: sizes of the compiled programs.
 
         Raises:
             CapacityError: if the memory is not to be had, with numbers.
@@ -89,10 +97,11 @@ class DeviceExperts:
         layers, experts = placement.tiers.shape
         parts = [_experts_of(matrices, layer) for layer in range(layers)]
         slots = [expert_slot_bytes(matrices, layer) for layer in range(layers)]
-        away = placement.tiers != Tier.PRIMARY
+        away = _without_slot(placement)
         host_bytes = int((away * np.asarray(slots)[:, None]).sum())
         fixed = [m for m in matrices if m.role not in _NOT_MATRICES]
-        spare = swap_spare_bytes(slots) if moves(host, away) else 0
+        sides = sides_that_move(host.adapt, placement.tiers)
+        spare = {tier: swap_spare_bytes(slots) if tier in sides else 0 for tier in Tier}
         total = sum(m.count * matrix_bytes(m.type, m.rows, m.cols) for m in fixed)
         try:
             native = backend.library.DeviceStore(
@@ -100,35 +109,45 @@ class DeviceExperts:
                 layers,
                 experts,
                 total,
-                placement.primary_bytes + spare,
-                host_bytes + spare,
+                placement.primary_bytes + spare[Tier.PRIMARY],
+                host_bytes + sum(spare.values()),
             )
         except RuntimeError as error:
             raise CapacityError(str(error)) from None
         try:
+            if peer is not None or away.any():
+                native.open_doors(host.window_rows, host.num_active, host.width)
+            if peer is not None:
+                expert_bytes = placement.peer_bytes + spare[Tier.PEER]
+                _open_peer(native, pack, peer, expert_bytes, steps)
             _put_matrices(native, fixed, total, report)
             _put_experts(native, parts, placement, slots, report)
             native.publish_experts()  # all is in place: what follows is measured
             doors = DeviceHost.open(native, host, slots, away) if away.any() else None
-            if spare:
-                start_swaps(native, host.adapt, slots, placement.primary_bytes, host_bytes)
+            if sides:
+                ends = {Tier.PRIMARY: placement.primary_bytes, Tier.PEER: placement.peer_bytes}
+                begins = {tier: ends[tier] for tier in sides}
+                start_swaps(native, host.adapt, slots, begins, host_bytes)
             native.publish_experts()
+            for layer in range(layers if peer is not None else 0):
+                native.warm_peer(layer, _SHARED_ROLES)
         except RuntimeError as error:
             native.close()
             raise CapacityError(str(error)) from None
         except BaseException:
             native.close()
             raise
-        return cls(native, placement, parts, doors)
+        return cls(native, placement, parts, doors, peer)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know, one line each."""
-        tiers = self._placement.tiers
-        away = int((tiers != Tier.PRIMARY).sum())
-        if self._host is None:
-            return ()
-        return (f"experts: {away} of {tiers.size} are not on the GPU; {self._host.note}",)
+        notes = () if self._peer is None else (self._peer.note,)
+        if self._host is not None:
+            away = int(_without_slot(self._placement).sum())
+            total = self._placement.tiers.size
+            notes += (f"experts: {away} of {total} are on no GPU; {self._host.note}",)
+        return notes
 
     @property
     def store(self) -> int:
@@ -170,6 +189,7 @@ class DeviceExperts:
         self._usage += np.asarray(self._native.take_usage(), np.int64).reshape(self._usage.shape)
         self._homes += np.asarray(self._native.take_homes(), np.int64)
         _, peer, streamed, host = self._homes.tolist()
+        swaps, peer_swaps, swapped = self._native.swapped()
         # Tiles do not tell where experts lay: the primary computes all their entries.
         primary = int(self._usage.sum()) - peer - streamed - host
         return {
@@ -178,18 +198,17 @@ class DeviceExperts:
             "entries_stream": streamed,
             "entries_host": host,
             "entries_file": 0,
-            "bytes_swapped": self._native.swapped()[1],
+            "bytes_swapped": swapped,
             "bytes_streamed": int(streamed * self._placement.expert_bytes.mean()),
             "bytes_read": 0,
-            "swaps_primary": self._native.swapped()[0],
-            "swaps_peer": 0,
+            "swaps_primary": swaps,
+            "swaps_peer": peer_swaps,
             "waits_us": 0,
         }
 
     def tiers(self) -> np.ndarray:
         """Tier of every expert now, uint8 [L, E]."""
-        in_slots = np.reshape(self._native.in_slots(), self._placement.tiers.shape)
-        return np.where(in_slots, np.uint8(Tier.PRIMARY), np.uint8(Tier.HOST))
+        return np.reshape(self._native.tiers(), self._placement.tiers.shape).astype(np.uint8)
 
     def usage(self) -> np.ndarray:
         """Use of every expert since the start, float32 [L, E]."""
@@ -233,6 +252,23 @@ class DeviceExperts:
         self._native.close()
 
 
+def _without_slot(placement: Placement) -> np.ndarray:
+    """Which experts no device holds, bool [L, E]."""
+    return (placement.tiers != Tier.PRIMARY) & (placement.tiers != Tier.PEER)
+
+
+def _open_peer(
+    native: Any, pack: Pack, peer: PeerDevice, expert_bytes: int, steps: StepSizes
+) -> None:
+    native.open_peer(
+        peer.number,
+        peer.through_host,
+        expert_bytes,
+        max(pack.config.expert_width, pack.config.shared_width),
+        peer_rows(steps, is_reached=peer.is_reached),
+    )
+
+
 def _experts_of(matrices: list[MatrixAt], layer: int) -> list[MatrixAt]:
     """Gate, up and down of a layer's experts."""
     found = {m.role: m for m in matrices if m.layer == layer and m.role in EXPERT_PARTS}
@@ -267,10 +303,11 @@ def _put_experts(
         gate, up, down = parts[layer]
         native.put_expert_shape(layer, (gate.type, up.type, down.type), gate.rows, gate.cols)
         for expert in range(experts):
-            on_device = placement.tiers[layer, expert] == Tier.PRIMARY
-            at = int(placement.slots[layer, expert]) if on_device else host_at
-            raw = _addresses(parts[layer], expert)
-            native.put_expert(layer, expert, bool(on_device), at, raw)
-            host_at += 0 if on_device else slots[layer]
+            tier = Tier(placement.tiers[layer, expert])
+            at, arena = int(placement.slots[layer, expert]), tier
+            if tier not in (Tier.PRIMARY, Tier.PEER):
+                at, arena = host_at, Tier.HOST
+                host_at += slots[layer]
+            native.put_expert(layer, expert, arena, at, _addresses(parts[layer], expert))
         done += experts * slots[layer]
         report(f"copying experts: layer {layer + 1} of {layers}, {done >> 20} MiB")

@@ -8,6 +8,7 @@ has no room for both, all of them are read over the link.
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from strata_jax.errors import StrataError
 from strata_jax.weights.budget import SWAP_SPARES
 from strata_jax.weights.experts import AdaptSettings
+from strata_jax.weights.placement import Tier
 
 _ROUND_TRIP_S = 12e-6
 """From the doorbell to the answer, beside the work (jax-ffi.md, section 0)."""
@@ -84,25 +86,45 @@ def streamed_measured(num_active: int, link_s: float, host_s: float) -> list[int
     ]
 
 
-def moves(settings: HostSettings, away: np.ndarray) -> bool:
-    """Whether experts change places: if some are on the device and some are not."""
-    some = bool(away.any()) and not bool(away.all())
-    return settings.adapt.swaps > 0 and len(away) > 1 and some
+def sides_that_move(adapt: AdaptSettings, tiers: np.ndarray) -> list[Tier]:
+    """Devices whose experts change places: those that hold some while some are on no device.
+
+    Args:
+        adapt: how many may in a round.
+        tiers: of every expert, [L, E].
+    """
+    away = (tiers != Tier.PRIMARY) & (tiers != Tier.PEER)
+    most = {Tier.PRIMARY: adapt.swaps, Tier.PEER: adapt.peer_swaps}
+    if len(tiers) < 2 or not away.any():
+        return []
+    return [tier for tier, swaps in most.items() if swaps > 0 and (tiers == tier).any()]
 
 
 def start_swaps(
-    native: Any, adapt: AdaptSettings, slots: list[int], on_device: int, on_host: int
+    native: Any, adapt: AdaptSettings, slots: list[int], sides: Mapping[Tier, int], on_host: int
 ) -> None:
-    """Lets experts change places, with spare room from these offsets of the two arenas on."""
-    native.start_swaps(adapt.every, adapt.swaps, adapt.decay)
-    for size in sorted(set(slots)):
-        for _ in range(SWAP_SPARES):
-            native.add_spares(slots.index(size), on_device, on_host)
-            on_device, on_host = on_device + size, on_host + size
+    """Lets experts change places.
+
+    Args:
+        native: the store, all experts put.
+        adapt: when, and how many.
+        slots: bytes of an expert of each layer.
+        sides: the devices, and where in their arenas spare room begins.
+        on_host: where it begins in the host's.
+    """
+    primary = adapt.swaps if Tier.PRIMARY in sides else 0
+    peer = adapt.peer_swaps if Tier.PEER in sides else 0
+    native.start_swaps(adapt.every, primary, peer, adapt.decay)
+    for tier, begin in sides.items():
+        at = begin
+        for size in sorted(set(slots)):
+            for _ in range(SWAP_SPARES):
+                native.add_spares(slots.index(size), tier, at, on_host)
+                at, on_host = at + size, on_host + size
 
 
 class DeviceHost:
-    """The doors of a native store, opened, and the host's threads behind them if there are any."""
+    """The host behind the open doors of a native store: its threads, if there are any."""
 
     def __init__(self, native: Any, settings: HostSettings, note: str):
         self._native = native
@@ -114,15 +136,14 @@ class DeviceHost:
     def open(
         cls, native: Any, settings: HostSettings, slots: list[int], away: np.ndarray
     ) -> "DeviceHost":
-        """Opens the doors, measures, and hands the host its experts; publish them afterwards.
+        """Measures, and hands the host its experts; publish them afterwards.
 
         Args:
-            native: the store, all experts put.
+            native: the store, its doors open, all experts put.
             settings: see there.
             slots: bytes of an expert of each layer.
             away: bool [L, E], experts that the device does not hold.
         """
-        native.open_doors(settings.window_rows, settings.num_active, settings.width)
         if settings.threads == 0:
             return cls(native, settings, "all misses are read over the link")
         native.start_host(settings.threads, settings.timeout_ms)

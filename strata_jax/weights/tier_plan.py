@@ -12,7 +12,7 @@ from strata_jax.weights.budget import (
     MIB,
     HostMemory,
     StepSizes,
-    peer_rows_bytes,
+    peer_result_bytes,
     peer_workspace_bytes,
     reserve_bytes,
     shown,
@@ -53,6 +53,8 @@ class Machine:
     primary_free_bytes: int | None = None
     """Of the GPU; None on the CPU."""
     peer_free_bytes: int | None = None
+    peer_is_reached: bool = False
+    """Whether the primary's kernels read the peer's memory."""
     num_devices: int = 1
     """GPUs that are visible."""
 
@@ -116,20 +118,28 @@ class _Planner:
             "workspace": self._workspace_bytes(plan.max_context),
         }
         if settings.peer_device is not None and not self.emulated:
-            self.fixed["peer rows"] = peer_rows_bytes(self.config, self.steps)
+            self.fixed["peer rows"] = peer_result_bytes(self.config, self.steps)
         layers = self._expert_bytes(pack)
         shape = (self.config.num_layers, self.config.num_experts)
         self.expert_bytes = np.broadcast_to(np.asarray(layers, np.int64)[:, None], shape)
         self.largest_slot = int(slot_bytes(self.expert_bytes).max())
-        self.staging = self._staging_bytes()
+        self.staging = self._staging_bytes(settings.adapt_swaps)
+        peer_swaps = settings.peer_adapt_swaps
+        swaps = settings.adapt_swaps if peer_swaps == -1 else peer_swaps
+        self.peer_staging = 0 if self.emulated else self._staging_bytes(swaps)
+        if settings.peer_device is None:
+            self.peer_staging = 0
+        self.peer_workspace = peer_workspace_bytes(
+            self.config, self.steps, is_reached=machine.peer_is_reached
+        )
         self.notes = list(settings.notes(machine.platform))
 
-    def _staging_bytes(self) -> int:
+    def _staging_bytes(self, swaps: int) -> int:
         """Room beside the slots: for streamed copies, on a GPU for experts that change places."""
         if self.emulated:
             share = self.settings.stream_share(self.machine.platform)
             return stream_slots(self.config.num_experts, share) * self.largest_slot
-        moves = self.cache_is_on and self.settings.adapt_swaps > 0
+        moves = self.cache_is_on and swaps > 0
         return swap_spare_bytes(slot_bytes(self.expert_bytes[:, 0]).tolist()) if moves else 0
 
     def _expert_bytes(self, pack: Pack) -> Sequence[int]:
@@ -187,7 +197,7 @@ class _Planner:
             reserve = self._reserve("peer_reserve_mib", memory)
             peer = ArenaBudget(
                 memory_bytes=memory,
-                reserved_bytes=peer_workspace_bytes(self.config, self.steps) + reserve,
+                reserved_bytes=self.peer_workspace + self.peer_staging + reserve,
                 at_most=settings.peer_slots or None,
             )
         return PlacementRequest(
@@ -252,7 +262,7 @@ class _Planner:
         """What is in RAM beside experts of the host tier."""
         table = {"n-gram table": self._locked_table_bytes()}
         if not self.emulated:
-            return {"staging": self.staging, **table}
+            return {"staging": self.staging + self.peer_staging, **table}
         arenas = {"primary arena": placement.primary_bytes, "peer arena": placement.peer_bytes}
         return {**self.fixed, **arenas, "staging": self.staging, **table}
 
@@ -336,10 +346,10 @@ class _Planner:
             needs.append(advice.primary(request, parts))
             self._note_little_left(needs[-1])
         if request.peer is not None:
-            workspace = peer_workspace_bytes(self.config, self.steps)
             parts = {
-                "workspace": workspace,
-                "reserve": request.peer.reserved_bytes - workspace,
+                "workspace": self.peer_workspace,
+                "staging": self.peer_staging,
+                "reserve": request.peer.reserved_bytes - self.peer_workspace - self.peer_staging,
                 "experts": placement.peer_bytes,
             }
             needs.append(advice.peer(request, parts))

@@ -111,8 +111,8 @@ class FakeLibrary:
     """Two devices of which the second cannot be used."""
 
     def machine(self):
-        fields = {"free_mib": 900, "name": "Card", "problem": None}
-        second = {"free_mib": 7, "name": "Old card", "problem": "built for sm_90 only"}
+        fields = {"free_mib": 900, "name": "Card", "problem": None, "peers": [2]}
+        second = fields | {"free_mib": 7, "name": "Old card", "problem": "built for sm_90 only"}
         return {"problem": None, "devices": [fields, second, fields | {"free_mib": 50}]}
 
 
@@ -128,6 +128,11 @@ def test_a_plan_knows_the_memory_of_the_peer_that_was_named(machine, peer, free)
 
     assert (found.platform, found.num_devices) == ("cuda", 3)
     assert (found.primary_free_bytes, found.peer_free_bytes) == (900 << 20, free)
+    assert found.peer_is_reached == (peer is not None)
+
+
+def test_a_plan_knows_that_rows_of_the_peer_go_through_ram(machine):
+    assert not machine(TierSettings(peer_device=2, peer_link="host")).peer_is_reached
 
 
 def test_a_peer_that_cannot_run_the_kernels_is_refused_by_name(machine):

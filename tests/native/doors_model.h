@@ -67,15 +67,19 @@ class DoorsModel {
     }
     CHECK_EQ(store->PutExpertShape(0, shape), "");
     for (int64_t e = 0; e < kExperts; ++e) {
-      const auto part = [&](const std::vector<uint8_t>& all) {
-        return all.data() + all.size() / kExperts * e;
-      };
-      CHECK_EQ(
-          store->PutExpert(0, e, e % 2 == 0, e * shape.bytes, part(gate_), part(up_), part(down_)),
-          "");
+      Put(*store, e, e % 2 == 0 ? Arena::kDevice : Arena::kHost, e * shape.bytes);
     }
     CHECK_EQ(store->PublishExperts(), "");
     return store;
+  }
+
+  void Put(DeviceStore& store, int64_t e, Arena arena, int64_t offset) const {
+    CHECK_EQ(store.PutExpert(0, e, arena, offset, Part(gate_, e), Part(up_, e), Part(down_, e)),
+             "");
+  }
+
+  std::string Audit(DeviceStore& store, int64_t e) const {
+    return store.AuditExpert(0, e, Part(gate_, e), Part(up_, e), Part(down_, e));
   }
 
   ExpertFfnArgs Args(const DeviceStore& store, float* y) {
@@ -125,6 +129,11 @@ class DoorsModel {
   struct alignas(16) Chunk {
     uint8_t bytes[16];
   };
+
+  // Of one expert.
+  static const uint8_t* Part(const std::vector<uint8_t>& all, int64_t e) {
+    return all.data() + all.size() / kExperts * e;
+  }
 
   static const TypeInfo* Type(GgmlType type) { return FindType(static_cast<int64_t>(type)); }
   static int64_t Aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }

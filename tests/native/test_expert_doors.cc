@@ -25,7 +25,6 @@ void Open(DeviceStore& store, const DoorsModel& model) {
 
 void Through(const Doors& doors, ExpertFfnArgs* args) {
   args->doors = true;
-  args->peer_rows = doors.peer_rows;
   args->homes = doors.homes;
   args->mailbox = doors.mailbox;
   args->streamed = doors.streamed.data();
@@ -37,7 +36,7 @@ std::vector<float> RowsOf(DoorsModel& model, const Mine& mine) {
   const auto store = model.Store();
   Open(*store, model);
   for (int64_t e = 0; e < kExperts; ++e) {
-    if (!mine(e)) CHECK_EQ(store->SetTag(0, e, ExpertTag::kNotMine), "");
+    if (mine(e)) CHECK_EQ(store->SetTag(0, e, ExpertTag::kPeer), "");
   }
   CHECK_EQ(store->PublishExperts(), "");
   std::vector<float> rows(kRows * kActive * model.sizes.width, -7.0f);
@@ -85,10 +84,10 @@ void TestARowHasTheSameBitsWhoeverComputesItsEntries() {
         CHECK_EQ(store->SetTag(0, e, tag), "");
       }
       CHECK_EQ(store->PublishExperts(), "");
-      std::memcpy(store->doors()->peer_rows, rows.data(), rows.size() * 4);
       std::vector<float> y(expected.size());
       ExpertFfnArgs args = model.Args(*store, y.data());
       Through(*store->doors(), &args);
+      args.peer_rows = rows.data();
       for (int turn = 0; turn < 3; ++turn) CheckSameBits(model.Run(args), expected);
       int64_t used = 0;
       for (const uint32_t count : store->TakeUsage()) used += count;

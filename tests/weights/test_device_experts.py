@@ -15,6 +15,8 @@ from strata_jax.errors import CapacityError, StrataError, UsageError
 from strata_jax.ops.native import Backend
 from strata_jax.weights.device_experts import DeviceExperts
 from strata_jax.weights.pack import open_pack
+from strata_jax.weights.placement import Tier
+from strata_jax.weights.profile import Profile, routed_model
 
 IDS = (np.arange(13, dtype=np.int32) * 37 + 11) % 4000
 BACKENDS = [
@@ -130,6 +132,45 @@ def test_moves_experts_between_windows_and_keeps_the_bits(pack, backend: Backend
     assert faults == []
 
 
+@pytest.mark.parametrize(("peer_device", "peer_link"), [("loopback", None), (1, "host")])
+def test_moves_experts_on_the_peer_too(
+    pack, backend: Backend, resident, tmp_path, peer_device, peer_link: str | None
+):
+    if peer_device == 1 and backend.library.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    layers, experts = pack.config.num_layers, pack.config.num_experts
+    # Without one the peer holds whole layers, where nothing is left to swap in.
+    ranking = [(layer, expert) for expert in range(experts) for layer in range(layers)]
+    Profile(model=routed_model(pack), ranked=tuple(ranking)).save(tmp_path / "ranking")
+    expected = read(resident, 40)
+    runner = make_runner(
+        pack,
+        backend,
+        expert_cache=2 * layers,
+        peer_slots=3 * layers,
+        peer_device=peer_device,
+        peer_link=peer_link,
+        expert_profile=tmp_path / "ranking",
+        adapt_every=1,
+        adapt_swaps=8,
+    )
+    before = runner.tiers.experts.tiers()
+    got = read(runner, 40)
+    again = read(runner, 40)
+    counters, after = runner.tiers.experts.counters(), runner.tiers.experts.tiers()
+    faults = runner.tiers.experts.audit()
+    runner.close()
+
+    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+    np.testing.assert_array_equal(again.view(np.uint32), expected.view(np.uint32))
+    assert counters["swaps_primary"] > 8
+    assert counters["swaps_peer"] > 8
+    for tier in (Tier.PRIMARY, Tier.PEER):
+        assert (before == tier).sum() == (after == tier).sum() > 0
+        assert (before == tier).tolist() != (after == tier).tolist()
+    assert faults == []
+
+
 def test_ends_a_step_that_the_host_leaves_alone_and_serves_the_next(pack, backend: Backend, logits):
     runner = make_runner(pack, backend, expert_cache=0, pcie_frac=0.0)
     read(runner, 0)  # compiled and warm
@@ -144,6 +185,55 @@ def test_ends_a_step_that_the_host_leaves_alone_and_serves_the_next(pack, backen
     runner.close()
 
     np.testing.assert_array_equal(got.view(np.uint32), logits.view(np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("peer_device", "peer_link", "on_primary"),
+    [("loopback", None, 40), ("loopback", "host", 78), (1, None, 78), (1, "host", 40)],
+)
+def test_gives_the_same_bits_whichever_way_a_peer_is_reached(
+    pack, backend: Backend, logits, peer_device, peer_link: str | None, on_primary: int
+):
+    """With 78 experts on the primary and 50 on the peer none is elsewhere."""
+    if peer_device == 1 and backend.library.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    runner = make_runner(
+        pack,
+        backend,
+        expert_cache=on_primary,
+        peer_device=peer_device,
+        peer_slots=50,
+        peer_link=peer_link,
+    )
+    got = read(runner, 4)
+    counters = runner.tiers.experts.counters()
+    faults, notes = runner.tiers.experts.audit(), runner.notes
+    runner.close()
+
+    np.testing.assert_array_equal(got.view(np.uint32), logits.view(np.uint32))
+    assert faults == []
+    assert any(note.startswith("peer: rows ") for note in notes)
+    assert counters["entries_primary"] > 0
+    assert counters["entries_peer"] > 0
+    assert (counters["entries_stream"] > 0) == (on_primary == 40)
+    routed = sum(counters[f"entries_{name}"] for name in ("primary", "peer", "stream"))
+    assert routed == len(got) * pack.config.num_experts_active * pack.config.num_layers
+
+
+def test_gives_back_what_a_peer_had(pack):
+    library = Backend("emulated").library
+    before = library.device_bytes(), library.pinned_bytes()
+
+    make_runner(pack, Backend("emulated"), expert_cache=40, peer_device=1, peer_slots=8).close()
+
+    assert (library.device_bytes(), library.pinned_bytes()) == before
+
+
+def test_refuses_a_peer_that_is_not_there(pack, backend: Backend):
+    count = backend.library.device_count()
+
+    with pytest.raises(UsageError, match=f"--peer_device={count}: there is no such device, 0 to "):
+        make_runner(pack, backend, expert_cache=40, peer_device=count)
 
 
 def test_finds_the_ids_that_the_logits_say(resident: Runner, logits):
@@ -212,10 +302,11 @@ def test_enables_access_to_a_peer_as_often_as_it_likes():
 
 
 @pytest.mark.gpu
-def test_runs_no_handler_after_the_warm_up(pack):
+@pytest.mark.parametrize("peer", [{}, {"peer_device": "loopback", "peer_slots": 50}])
+def test_runs_no_handler_after_the_warm_up(pack, peer: dict):
     """A replayed graph asks nobody, and follows new ids and new routing all the same."""
     backend = Backend("cuda")
-    runner = make_runner(pack, backend)
+    runner = make_runner(pack, backend, expert_cache=78, **peer)
     expected = read(runner, 4)
     before = backend.library.handler_calls()
     got = read(runner, 4)

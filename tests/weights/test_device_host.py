@@ -4,26 +4,13 @@ import numpy as np
 import pytest
 
 from strata_jax.weights.device_host import (
-    HostSettings,
     host_threads,
-    moves,
+    sides_that_move,
     streamed_measured,
     streamed_share,
 )
 from strata_jax.weights.experts import AdaptSettings
-
-
-def settings(swaps: int) -> HostSettings:
-    adapt = AdaptSettings(every=1, swaps=swaps, peer_swaps=0, decay=0.5)
-    return HostSettings(
-        window_rows=8,
-        num_active=4,
-        width=256,
-        threads=1,
-        stream_share=None,
-        timeout_ms=1000,
-        adapt=adapt,
-    )
+from strata_jax.weights.placement import Tier
 
 
 @pytest.mark.parametrize(
@@ -61,14 +48,20 @@ def test_counts_cores_that_share_nothing_and_leaves_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("away", "swaps", "expected"),
+    ("tiers", "swaps", "peer_swaps", "expected"),
     [
-        ([[True, False], [True, False]], 1, True),
-        ([[True, False], [True, False]], 0, False),
-        ([[True, True], [True, True]], 1, False),
-        ([[False, False], [False, False]], 1, False),
-        ([[True, False]], 1, False),
+        ([[0, 1], [0, 1]], 1, 1, [Tier.PRIMARY]),
+        ([[0, 1], [0, 2]], 1, 1, [Tier.PRIMARY, Tier.PEER]),
+        ([[0, 1], [0, 2]], 0, 1, [Tier.PEER]),
+        ([[0, 1], [0, 2]], 1, 0, [Tier.PRIMARY]),
+        ([[0, 0], [0, 0]], 1, 1, []),
+        ([[1, 2], [1, 2]], 1, 1, []),
+        ([[0, 1]], 1, 1, []),
     ],
 )
-def test_moves_experts_where_some_are_on_the_device_and_some_are_not(away, swaps, expected):
-    assert moves(settings(swaps), np.array(away)) is expected
+def test_moves_experts_where_some_are_on_a_device_and_some_are_on_none(
+    tiers, swaps, peer_swaps, expected
+):
+    adapt = AdaptSettings(every=1, swaps=swaps, peer_swaps=peer_swaps, decay=0.7)
+
+    assert sides_that_move(adapt, np.array(tiers)) == expected

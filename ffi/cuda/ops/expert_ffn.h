@@ -35,8 +35,8 @@ struct ExpertFfnArgs {
   uint32_t* homes;          // device, [kEntryHomes]: counts; not read where `usage` is null
   MailboxAt mailbox;        // its box is null where every kHost entry is streamed
   Latch latch;              // of another layer's words, for the second kernel
-  float* rows;  // not null: `y` and the shared expert are left out, each local entry's row goes to
-                // its place in [T * A, D], without its weight
+  float* rows;  // not null: the kernels are the peer's. `y` and the shared expert are left out, the
+                // row of each kPeer entry goes to its place in [T * A, D], without its weight
 };
 
 int64_t ExpertFfnWorkspace(int64_t num_rows, int64_t num_active, int64_t num_experts, int64_t width,

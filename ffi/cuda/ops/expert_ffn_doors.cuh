@@ -35,13 +35,16 @@ __device__ __forceinline__ RowHomes HomesOf(const FfnParams& p, int id, int lane
   const bool mine = lane < p.num_active;
   if (mine) homes.word = p.experts[id];
   const auto tag = static_cast<ExpertTag>(homes.word & kTagMask);
+  if (p.rows != nullptr) {  // these are the peer's kernels
+    homes.away = __ballot_sync(kAllLanes, mine && tag != ExpertTag::kPeer);
+    return homes;
+  }
   homes.host = __ballot_sync(kAllLanes, mine && tag == ExpertTag::kHost);
   // The last misses in the router's order are read over the link.
   for (int left = p.streamed[__popc(homes.host)]; left > 0; --left) {
     homes.host &= ~(0x80000000u >> __clz(static_cast<int>(homes.host)));
   }
-  const bool elsewhere = tag == ExpertTag::kPeer || tag == ExpertTag::kNotMine;
-  homes.away = homes.host | __ballot_sync(kAllLanes, mine && elsewhere);
+  homes.away = homes.host | __ballot_sync(kAllLanes, mine && tag == ExpertTag::kPeer);
   return homes;
 }
 

@@ -4,6 +4,7 @@
 #include "cuda/handlers.h"
 #include "cuda/ops/expert_ffn.h"
 #include "cuda/ops/expert_ffn_tiles.h"
+#include "cuda/peer_store.h"
 #include "cuda/tile_rows.h"
 
 namespace strata {
@@ -27,7 +28,7 @@ void PassDoors(const DeviceStore& store, int64_t layer, ExpertFfnArgs* args) {
   const Doors& doors = *store.doors();
   const bool window = args->num_rows <= doors.window_rows;
   args->doors = true;
-  args->peer_rows = window ? doors.peer_rows : nullptr;
+  args->peer_rows = store.peer() == nullptr ? nullptr : store.peer()->rows();
   args->homes = doors.homes;
   if (window) {
     args->mailbox = doors.mailbox;
@@ -35,6 +36,21 @@ void PassDoors(const DeviceStore& store, int64_t layer, ExpertFfnArgs* args) {
     args->latch = store.LatchAfter(layer);
   }
   args->streamed = window ? doors.streamed.data() : doors.streamed_always.data();
+}
+
+std::string Run(ExpertFfnArgs args, PeerStore* peer, cudaStream_t on) {
+  const bool tile = args.num_rows > kMostWindowRows;
+  if (tile && peer != nullptr && peer->is_reached()) {
+    // The primary reads the peer's experts where they lie: a tile uses each of them for many rows.
+    args.doors = false;
+    peer = nullptr;
+  }
+  if (tile && peer == nullptr && HasExpertTiles(args)) return ExpertFfnTiles(args, on);
+  std::string error;
+  if (peer != nullptr) error = peer->Fork(args, on);
+  if (error.empty()) error = ExpertGateUp(args, on);
+  if (error.empty() && peer != nullptr) error = peer->Join(on);
+  return error.empty() ? ExpertDown(args, on) : error;
 }
 
 ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> x, ffi::BufferR2<ffi::S32> ids,
@@ -87,14 +103,7 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> x, ffi::BufferR
             std::to_string(doors->num_active));
     PassDoors(*held, layer, &args);
   }
-  const cudaStream_t on = StreamOf(stream);
-  std::string error;
-  if (args.num_rows > kMostWindowRows && HasExpertTiles(args)) {
-    error = ExpertFfnTiles(args, on);
-  } else {
-    error = ExpertGateUp(args, on);
-    if (error.empty()) error = ExpertDown(args, on);
-  }
+  const std::string error = Run(args, held->peer(), StreamOf(stream));
   return error.empty() ? ffi::Error::Success() : ffi::Error::Internal("expert_ffn: " + error);
 }
 

@@ -20,8 +20,8 @@ using Ranges = std::map<uintptr_t, size_t>;  // bytes by address
 struct Memory {
   std::mutex mutex;
   Ranges device;
-  Ranges pinned;      // allocated here
-  Ranges registered;  // the caller's
+  Ranges pinned;                    // allocated here
+  Ranges registered;                // the caller's
   std::map<uintptr_t, int> owners;  // device by address
   size_t device_bytes[kDevices] = {};
   size_t total_bytes = size_t{4} << 30;

@@ -1,7 +1,8 @@
 // The part of CUDA's runtime that the library calls, on two devices whose memory is the host's.
 //
-// Device 0 is the one that JAX's programs are for, device 1 a peer. A thread's current device counts
-// where CUDA asks for the right one: memory is taken there, and only its streams and events are used.
+// Device 0 is the one that JAX's programs are for, device 1 a peer. A thread's current device
+// counts where CUDA asks for the right one: memory is taken there, and only its streams and events
+// are used.
 //
 // Streams have nothing left to do when a call returns. Device memory is NaN (0xFF bytes) when it is
 // allocated, has a limit, and copies check that what they are told of its side and size is so.

@@ -24,9 +24,7 @@ int DeviceOf(cudaStream_t stream) { return stream == nullptr ? CurrentDevice() :
 
 }  // namespace
 
-bool emulate::IsOnCurrentDevice(cudaStream_t stream) {
-  return DeviceOf(stream) == CurrentDevice();
-}
+bool emulate::IsOnCurrentDevice(cudaStream_t stream) { return DeviceOf(stream) == CurrentDevice(); }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   *stream = new CUstream_st{CurrentDevice()};

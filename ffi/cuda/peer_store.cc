@@ -1,0 +1,187 @@
+#include "cuda/peer_store.h"
+
+#include <numeric>
+#include <stdexcept>
+#include <vector>
+
+#include "cuda/current_device.h"
+
+namespace strata {
+namespace {
+
+// Where memory is short the numbers are of the device that is current.
+std::string Short(const char* what, int64_t bytes, cudaError_t error) {
+  size_t free_bytes = 0, total = 0;
+  int device = 0;
+  cudaGetDevice(&device);
+  cudaMemGetInfo(&free_bytes, &total);
+  return std::string("peer: ") + what + " of " + std::to_string(bytes >> 20) + " MiB failed (" +
+         cudaGetErrorString(error) + "); device " + std::to_string(device) + " has " +
+         std::to_string(free_bytes >> 20) + " of " + std::to_string(total >> 20) + " MiB free";
+}
+
+std::string Failed(const char* what, cudaError_t error) {
+  return std::string("peer: ") + what + ": " + cudaGetErrorString(error);
+}
+
+}  // namespace
+
+PeerStore::PeerStore(int device, bool through_host, const PeerSizes& sizes)
+    : primary_(0), device_(device), through_host_(through_host), sizes_(sizes) {
+  cudaGetDevice(&primary_);
+  std::string error = AllocateOnPrimary();
+  if (error.empty()) {
+    const CurrentDevice current(device_);
+    error = current.problem().empty() ? AllocateOnPeer() : "peer: " + current.problem();
+  }
+  if (error.empty()) return;
+  Release();
+  throw std::runtime_error(error);
+}
+
+PeerStore::~PeerStore() { Release(); }
+
+std::string PeerStore::AllocateOnPrimary() {
+  cudaError_t error = cudaEventCreateWithFlags(&fork_, cudaEventDisableTiming);
+  if (error != cudaSuccess) return Failed("an event", error);
+  const int64_t x_bytes = sizes_.max_rows * sizes_.width * 4;
+  const int64_t row_bytes = x_bytes * sizes_.num_active;
+  if (!through_host_) {
+    error = cudaMalloc(&rows_, row_bytes);
+    return error == cudaSuccess ? "" : Short("memory for rows", row_bytes, error);
+  }
+  const auto pinned = [&](auto** address, int64_t bytes) {
+    if (error == cudaSuccess) {
+      error = cudaHostAlloc(reinterpret_cast<void**>(address), bytes,
+                            cudaHostAllocMapped | cudaHostAllocPortable);
+    }
+  };
+  pinned(&on_host_.x, x_bytes);
+  pinned(&on_host_.words, sizes_.max_rows * sizes_.num_active * 8);
+  pinned(&on_host_.live, 4);
+  pinned(&rows_, row_bytes);
+  return error == cudaSuccess ? "" : Failed("page-locked memory for rows", error);
+}
+
+std::string PeerStore::AllocateOnPeer() {
+  cudaError_t error = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
+  if (error == cudaSuccess) error = cudaEventCreateWithFlags(&join_, cudaEventDisableTiming);
+  if (error != cudaSuccess) return Failed("a stream", error);
+  std::string problem;
+  const auto take = [&](const char* what, auto** address, int64_t bytes) {
+    if (error != cudaSuccess || bytes == 0) return;
+    error = cudaMalloc(address, bytes);
+    if (error != cudaSuccess) problem = Short(what, bytes, error);
+  };
+  take("the workspace", &workspace_,
+       ExpertFfnWorkspace(sizes_.max_rows, sizes_.num_active, sizes_.num_experts, sizes_.width,
+                          sizes_.hidden));
+  take("memory for a window's rows", &inputs_.x, sizes_.max_rows * sizes_.width * 4);
+  const int64_t entries = sizes_.max_rows * sizes_.num_active;
+  take("memory for a window's words", &inputs_.words, entries * 8);
+  take("memory for a window's entries", &entries_, entries * 4);
+  take("memory for a window's size", &inputs_.live, 4);
+  take("the experts' arena", &arena_, sizes_.expert_bytes);
+  if (!problem.empty()) return problem;
+  // No row is live before the first window.
+  error = cudaMemset(inputs_.live, 0, 4);
+  std::vector<int32_t> numbers(entries);
+  std::iota(numbers.begin(), numbers.end(), 0);
+  if (error == cudaSuccess) {
+    error = cudaMemcpy(entries_, numbers.data(), entries * 4, cudaMemcpyHostToDevice);
+  }
+  return error == cudaSuccess ? "" : Failed("the first write", error);
+}
+
+void PeerStore::Release() {
+  const CurrentDevice current(device_);
+  if (current.problem().empty()) {
+    cudaDeviceSynchronize();  // a step may still be in flight
+    if (join_ != nullptr) cudaEventDestroy(join_);
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
+  for (void* memory : {static_cast<void*>(arena_), static_cast<void*>(entries_),
+                       static_cast<void*>(workspace_), static_cast<void*>(inputs_.x),
+                       static_cast<void*>(inputs_.words), static_cast<void*>(inputs_.live)}) {
+    cudaFree(memory);
+  }
+  if (fork_ != nullptr) cudaEventDestroy(fork_);
+  if (!through_host_) {
+    cudaFree(rows_);
+    return;
+  }
+  for (void* memory : {static_cast<void*>(rows_), static_cast<void*>(on_host_.x),
+                       static_cast<void*>(on_host_.words), static_cast<void*>(on_host_.live)}) {
+    cudaFreeHost(memory);
+  }
+}
+
+std::string PeerStore::Fork(const ExpertFfnArgs& window, cudaStream_t stream) {
+  if (window.num_rows > sizes_.max_rows || window.num_active != sizes_.num_active ||
+      window.width != sizes_.width) {
+    return "peer: " + std::to_string(window.num_rows) + " rows of " + std::to_string(window.width) +
+           " with " + std::to_string(window.num_active) + " experts, it has room for " +
+           std::to_string(sizes_.max_rows) + " of " + std::to_string(sizes_.width) + " with " +
+           std::to_string(sizes_.num_active);
+  }
+  const auto copy = [&](const WindowInputs& from, bool near, const WindowRoom& to,
+                        cudaStream_t on) {
+    return CopyInputs(from, near, to, window.num_rows, window.num_active, window.width, on);
+  };
+  WindowInputs from = {window.x, window.experts, window.ids, window.live};
+  if (through_host_) {
+    const std::string error = copy(from, true, on_host_, stream);
+    if (!error.empty()) return error;
+    from = on_host_.inputs();
+  }
+  cudaError_t error = cudaEventRecord(fork_, stream);
+  if (error == cudaSuccess) error = cudaStreamWaitEvent(stream_, fork_, 0);
+  if (error != cudaSuccess) return Failed("the fork", error);
+  const CurrentDevice current(device_);
+  if (!IsNear()) {
+    const std::string problem = copy(from, false, inputs_, stream_);
+    if (!problem.empty()) return problem;
+    from = inputs_.inputs();
+  }
+  const std::string problem = Compute(window, from);
+  if (!problem.empty()) return problem;
+  error = cudaEventRecord(join_, stream_);
+  return error == cudaSuccess ? "" : Failed("the join", error);
+}
+
+std::string PeerStore::Join(cudaStream_t stream) {
+  const cudaError_t error = cudaStreamWaitEvent(stream, join_, 0);
+  return error == cudaSuccess ? "" : Failed("the join", error);
+}
+
+std::string PeerStore::Compute(const ExpertFfnArgs& window, const WindowInputs& inputs) {
+  ExpertFfnArgs args = window;
+  args.x = inputs.x;
+  args.ids = inputs.ids == nullptr ? entries_ : inputs.ids;
+  args.live = inputs.live;
+  args.experts = inputs.words;
+  args.workspace = workspace_;
+  args.rows = rows_;
+  args.weights = args.shared_weights = nullptr;
+  args.y = nullptr;
+  args.usage = nullptr;  // the primary counts
+  args.doors = true;
+  args.peer_rows = nullptr;
+  args.homes = nullptr;
+  args.mailbox = {};
+  args.latch = {};
+  const std::string error = ExpertGateUp(args, stream_);
+  return error.empty() ? ExpertDown(args, stream_) : error;
+}
+
+std::string PeerStore::Warm(const ExpertFfnArgs& window) {
+  const CurrentDevice current(device_);
+  std::string error = CopyInputs(inputs_.inputs(), true, inputs_, window.num_rows,
+                                 window.num_active, window.width, stream_);
+  if (error.empty()) error = Compute(window, inputs_.inputs());
+  if (!error.empty()) return error;
+  const cudaError_t done = cudaStreamSynchronize(stream_);
+  return done == cudaSuccess ? "" : Failed("its kernels", done);
+}
+
+}  // namespace strata
