@@ -123,7 +123,7 @@ class Runner:
             jax.eval_shape(empty),
         )
         cleared = jax.jit(
-            lambda state: empty(),
+            lambda _: empty(),
             donate_argnums=0,
             keep_unused=True,
             out_shardings=self._sharding,
