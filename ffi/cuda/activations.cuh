@@ -62,6 +62,31 @@ __device__ __forceinline__ void QuantizeQuadTo(const float4& values, int row, in
   if (lane % 4 == 0) to.sums[value / 16] = static_cast<int16_t>(q.half_sum);
 }
 
+// Quads that a warp has on their way at once.
+inline constexpr int kQuadsAhead = 4;
+
+// A warp's next quads from `begin` on of `jobs` of all rows, `quads` a row.
+__device__ __forceinline__ void QuantizeQuads(const float* __restrict__ x, int64_t stride, int jobs,
+                                              int begin, int quads, int width,
+                                              const QuantizedShared& to) {
+  const int lane = threadIdx.x % 32;
+  const int warps = blockDim.x / 32;
+  float4 values[kQuadsAhead];
+#pragma unroll
+  for (int k = 0; k < kQuadsAhead; ++k) {
+    const int job = min(begin + k * warps, jobs - 1);
+    const int row = job / quads;
+    values[k] = LoadQuad(x + row * stride, width, job - row * quads, lane);
+  }
+#pragma unroll
+  for (int k = 0; k < kQuadsAhead; ++k) {
+    const int job = begin + k * warps;
+    if (job >= jobs) break;
+    const int row = job / quads;
+    QuantizeQuadTo(values[k], row, width, job - row * quads, lane, to);
+  }
+}
+
 // A warp's first quads of the first row, asked for before anything else of a kernel is known: with
 // 16 warps all of a row of 6144 values.
 inline constexpr int kFirstQuads = 3;
@@ -89,42 +114,21 @@ struct FirstQuads {
       QuantizeQuadTo(values[k], 0, width, job, lane, to);
       job += warps;
     }
-#pragma unroll 1
-    for (; job < rows * quads; job += warps) {
-      const int row = job / quads;
-      const int quad = job - row * quads;
-      QuantizeQuadTo(LoadQuad(x + row * static_cast<int64_t>(width), width, quad, lane), row, width,
-                     quad, lane, to);
+    for (; job < rows * quads; job += kQuadsAhead * warps) {
+      QuantizeQuads(x, width, rows * quads, job, quads, width, to);
     }
   }
 };
-
-// Quads that a warp has on their way at once.
-inline constexpr int kQuadsAhead = 4;
 
 // Quantises `rows` rows of `width` floats (a multiple of 32), `stride` apart, by the whole block;
 // ends with a barrier. Rows are 16-byte aligned.
 __device__ __forceinline__ void QuantizeRows(const float* __restrict__ x, int64_t stride, int rows,
                                              int width, const QuantizedShared& to) {
-  const int lane = threadIdx.x % 32;
-  const int warps = blockDim.x / 32;
   const int quads = NumQuads(width);
   const int jobs = rows * quads;
+  const int warps = blockDim.x / 32;
   for (int begin = threadIdx.x / 32; begin < jobs; begin += kQuadsAhead * warps) {
-    float4 values[kQuadsAhead];
-#pragma unroll
-    for (int k = 0; k < kQuadsAhead; ++k) {
-      const int job = min(begin + k * warps, jobs - 1);
-      const int row = job / quads;
-      values[k] = LoadQuad(x + row * stride, width, job - row * quads, lane);
-    }
-#pragma unroll
-    for (int k = 0; k < kQuadsAhead; ++k) {
-      const int job = begin + k * warps;
-      if (job >= jobs) break;
-      const int row = job / quads;
-      QuantizeQuadTo(values[k], row, width, job - row * quads, lane, to);
-    }
+    QuantizeQuads(x, stride, jobs, begin, quads, width, to);
   }
   __syncthreads();
 }

@@ -24,6 +24,22 @@ struct Shape {
   cudaStream_t stream = nullptr;
 };
 
+// Of the current device; 1 if it cannot be asked, for the launch will say what is wrong.
+inline int Multiprocessors() {
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 1;
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count > 1 ? count : 1;
+}
+
+// Shared memory that a block may have on the current device.
+inline int MostSharedBytes() {
+  int device = 0, bytes = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 48 * 1024;
+  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return bytes;
+}
+
 #if defined(__CUDACC__) || defined(STRATA_EMULATE)
 // Enqueues a kernel; returns what is wrong, or an empty string. Legal while the stream is captured.
 template <typename... Parameters, typename... Arguments>

@@ -80,11 +80,31 @@ struct BlockScale {
   float scale;
 };
 
+// 127 / x, correctly rounded, for the bits of a finite x of at least kQuantFloor. The operator
+// calls a function for the numbers that these steps leave out, and a kernel would save what it
+// holds for the call. The quotient of x's mantissa, of [2, 4), is found by the operator's own
+// steps; what is left is a power of two, and nothing that comes out is subnormal.
+__device__ __forceinline__ float Of127(uint32_t bits) {
+  const float scale = __uint_as_float(0x7f800000u - (bits & 0x7f800000u));
+  const float x = __uint_as_float((bits & 0x007fffffu) | 0x40000000u);
+#if defined(STRATA_EMULATE)
+  return __fmul_rn(__fdiv_rn(127.0f, x), scale);
+#else
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+  inverse = __fmaf_rn(inverse, __fmaf_rn(-x, inverse, 1.0f), inverse);
+  float quotient = __fmul_rn(127.0f, inverse);
+  quotient = __fmaf_rn(__fmaf_rn(-x, quotient, 127.0f), inverse, quotient);
+  quotient = __fmaf_rn(__fmaf_rn(-x, quotient, 127.0f), inverse, quotient);
+  return __fmul_rn(quotient, scale);
+#endif
+}
+
 __device__ __forceinline__ BlockScale ScaleOfBlock(uint32_t largest_bits) {
   const float largest = __uint_as_float(largest_bits);
   if (largest_bits >= 0x7f800000u) return {0.0f, __uint_as_float(0x7fc00000u)};
   if (largest < kQuantFloor) return {0.0f, 0.0f};
-  return {__fdiv_rn(127.0f, largest), __fmul_rn(largest, kInv127)};
+  return {Of127(largest_bits), __fmul_rn(largest, kInv127)};
 }
 
 // A code within +-127. Without the test infinity times 0 would reach the conversion, whose result

@@ -200,6 +200,38 @@ def test_multiplies_rows_that_end_in_half_a_segment(type_id: int, backend: Backe
     assert_same_bits(on_device(call, backend), on_cpu(call))
 
 
+@pytest.mark.parametrize("live", [0, 1, 2, 3, 7, 8])
+@pytest.mark.parametrize("cols", [512, 2560, 6144])
+@pytest.mark.parametrize("types", [(8, 8, 30), (0, 14, 1), (20, 30, 20), (0, 1, 30), (8, 14, 0)])
+def test_multiplies_windows_of_several_types_as_the_cpu_does(
+    types: tuple[int, int, int], cols: int, live: int, backend: Backend
+):
+    """Long rows go in two groups; of a window's last group often no row is live."""
+    rng = np.random.default_rng(live)
+    case = CASES["quant_matmul"][0]
+    roles = (Role.ATTN_Q, Role.ATTN_K, Role.ATTN_V)
+    matrices = {
+        role: dataclasses.replace(
+            make_matrix(case, Role.ATTN_QKV, rng),
+            type_id=type_id,
+            rows=rows,
+            cols=cols,
+            data=random_rows(type_id, rows, cols, rng),
+        )
+        for role, type_id, rows in zip(roles, types, (167, 1, 70))
+    }
+    call = Call(
+        op="quant_matmul",
+        operands=(rng.standard_normal((8, cols), np.float32), np.int32(live)),
+        attributes={"layer": 0, "roles": roles, "num_columns": 238},
+        matrices=matrices,
+        macs=0,
+        num_bytes=0,
+    )
+
+    assert_same_bits(on_device(call, backend), on_cpu(call))
+
+
 @pytest.mark.parametrize("type_id", [21, 8, 12, 14, 10, 0, 42])
 def test_computes_experts_of_every_form_as_the_cpu_does(type_id: int, backend: Backend):
     roles = (Role.FFN_GATE_EXPS, Role.FFN_UP_EXPS, Role.FFN_DOWN_EXPS)

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/ops/quant_matmul_parts.cuh"
+#include "cuda/ops/quant_matmul_rows.h"
 #include "cuda/ops/quant_matmul_tiles.h"
 
 namespace strata {
@@ -14,13 +15,6 @@ using matmul::Slice;
 
 constexpr int64_t kSharedBudget = 96 * 1024;  // what every supported card gives a block
 constexpr int kGridBudget = 32 * 1024;        // of it for code books, if they can do with less
-
-int Multiprocessors() {
-  int device = 0, count = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 1;  // the launch will say what is wrong
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return std::max(count, 1);
-}
 
 int GroupRows(int64_t num_rows, int64_t width) {
   int64_t rows = std::min<int64_t>(num_rows, kMostRows);
@@ -160,6 +154,7 @@ int64_t QuantMatmulWorkspace(int64_t num_rows, const std::vector<const DeviceMat
 
 std::string QuantMatmul(const QuantMatmulArgs& args, cudaStream_t stream) {
   if (args.num_rows > kMostWindowRows) return QuantMatmulTiles(args, stream);
+  if (TakesRows(args)) return QuantMatmulRows(args, stream);
   const Cut cut = CutOf(args.num_rows, args.matrices);
   Params p = {};
   FillSlices(args.matrices, cut, &p);

@@ -1,0 +1,128 @@
+// Weights on their way to shared memory, so that no register waits for them.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/launch.h"
+#include "cuda/segments.cuh"
+
+namespace strata {
+
+// A warp's place in shared memory for a unit (panels.h) of kBytes, of which a lane takes its own
+// 1/32. All lanes call together.
+template <int kBytes>
+class Slot {
+  static constexpr int kWords = kBytes / 128;  // of a lane
+
+ public:
+  // Bytes of a slot, with what it needs to know when they are there.
+  static constexpr int kSize = (kBytes + 16 + 127) / 128 * 128;
+
+  // `at` is a multiple of 128.
+  __device__ __forceinline__ Slot(unsigned char* at, int lane) : at_(at) {
+#if !defined(STRATA_EMULATE) && __CUDA_ARCH__ >= 900
+    if (lane == 0) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(Arrived()) : "memory");
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    __syncwarp();
+#else
+    (void)lane;
+#endif
+  }
+
+  // Asks for a unit.
+  __device__ __forceinline__ void Ask(const uint8_t* unit, int lane) {
+#if !defined(STRATA_EMULATE) && __CUDA_ARCH__ >= 900
+    if (lane == 0) {
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Arrived()),
+                   "r"(kBytes)
+                   : "memory");
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+          "[%3];" ::"r"(Address()),
+          "l"(unit), "r"(kBytes), "r"(Arrived())
+          : "memory");
+    }
+#else
+    // A lane copies what it will take.
+#pragma unroll
+    for (int c = 0; c < kWords / 4; ++c) {
+      CopyAsync<16>(at_ + (c * 32 + lane) * 16, unit + (c * 32 + lane) * 16);
+    }
+    constexpr int kRest = kWords / 4 * 512;
+#pragma unroll
+    for (int i = 0; i < kWords % 4; ++i) {
+      CopyAsync<4>(at_ + kRest + (i * 32 + lane) * 4, unit + kRest + (i * 32 + lane) * 4);
+    }
+#endif
+  }
+
+  // Waits for the unit asked for. A block must not end before.
+  __device__ __forceinline__ void Wait() {
+#if !defined(STRATA_EMULATE) && __CUDA_ARCH__ >= 900
+    unsigned done = 0;
+    while (done == 0) {
+      asm volatile(
+          "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;"
+          " selp.u32 %0, 1, 0, p; }"
+          : "=r"(done)
+          : "r"(Arrived()), "r"(parity_)
+          : "memory");
+    }
+    parity_ ^= 1;
+#elif !defined(STRATA_EMULATE)
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+  }
+
+  // The lane's words of the unit, which is there; the slot is free again.
+  __device__ __forceinline__ void Take(int lane, RawWords<kWords>* raw) {
+    const uint4* chunks = reinterpret_cast<const uint4*>(InShared(at_)) + lane;
+#pragma unroll
+    for (int c = 0; c < kWords / 4; ++c) {
+      const uint4 chunk = chunks[c * 32];
+      raw->words[4 * c] = chunk.x;
+      raw->words[4 * c + 1] = chunk.y;
+      raw->words[4 * c + 2] = chunk.z;
+      raw->words[4 * c + 3] = chunk.w;
+    }
+    const uint32_t* rest =
+        reinterpret_cast<const uint32_t*>(InShared(at_) + kWords / 4 * 512) + lane;
+#pragma unroll
+    for (int i = 0; i < kWords % 4; ++i) raw->words[kWords / 4 * 4 + i] = rest[i * 32];
+    __syncwarp();
+  }
+
+ private:
+#if !defined(STRATA_EMULATE)
+  __device__ __forceinline__ unsigned Address() const {
+    return static_cast<unsigned>(__cvta_generic_to_shared(at_));
+  }
+  // The mbarrier behind the bytes.
+  __device__ __forceinline__ unsigned Arrived() const { return Address() + (kBytes + 7) / 8 * 8; }
+#endif
+
+  template <int kCount>
+  __device__ __forceinline__ static void CopyAsync(unsigned char* to, const uint8_t* from) {
+#if defined(STRATA_EMULATE)
+    using Value = std::conditional_t<kCount == 16, uint4, uint32_t>;
+    *reinterpret_cast<Value*>(to) = *reinterpret_cast<const Value*>(from);
+#else
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    if constexpr (kCount == 16) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from)
+                   : "memory");
+    } else {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
+    }
+#endif
+  }
+
+  unsigned char* at_;
+  unsigned parity_ = 0;
+};
+
+}  // namespace strata

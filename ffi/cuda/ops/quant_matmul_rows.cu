@@ -1,0 +1,135 @@
+#include <algorithm>
+
+#include "cuda/ops/quant_matmul_rows.cuh"
+#include "cuda/ops/quant_matmul_rows.h"
+
+namespace strata {
+namespace {
+
+using rows::kItemRows;
+using rows::kItemsAtOnce;
+using rows::kWarps;
+using rows::Params;
+using rows::RowsKernel;
+using rows::Slice;
+
+using Kernel = void (*)(Params);
+
+// A kernel and what a warp's slot takes.
+struct Choice {
+  Kernel kernel = nullptr;
+  int slot_bytes = 0;
+};
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t Padded(int64_t bytes) { return CeilDiv(bytes, 128) * 128; }
+
+template <typename Hot>
+Choice ChoiceOf() {
+  return {RowsKernel<Hot>, Slot<SegmentWords<Hot>(8) * 128>::kSize};
+}
+
+// The kernel for a quantised type; none for others than these.
+Choice KernelOf(GgmlType type) {
+  switch (type) {
+#define STRATA_CASE(name) \
+  case GgmlType::k##name: \
+    return ChoiceOf<Decode##name>();
+    STRATA_CASE(Q8_0)
+    STRATA_CASE(Q6_K)
+    STRATA_CASE(Q5_K)
+    STRATA_CASE(Q4_K)
+    STRATA_CASE(IQ4_NL)
+    STRATA_CASE(IQ4_XS)
+#undef STRATA_CASE
+    default:
+      return {};
+  }
+}
+
+// The first quantised matrix, or null.
+const DeviceMatrix* FirstQuantised(const std::vector<const DeviceMatrix*>& matrices) {
+  for (const DeviceMatrix* m : matrices) {
+    if (m->quantised()) return m;
+  }
+  return nullptr;
+}
+
+void FillSlices(const QuantMatmulArgs& args, Params* p) {
+  for (const bool quantised : {true, false}) {
+    p->num_columns = 0;
+    for (const DeviceMatrix* m : args.matrices) {
+      if (m->quantised() == quantised) {
+        int32_t& count = quantised ? p->num_panels : p->num_items;
+        p->slices[p->num_slices++] = {ViewOf(*m), count, p->num_columns};
+        count += static_cast<int32_t>(quantised ? m->panels() : CeilDiv(m->rows, kItemRows));
+      }
+      p->num_columns += static_cast<int32_t>(m->rows);
+    }
+    if (quantised) p->num_hot = p->num_slices;
+  }
+}
+
+// Shared memory of a block: activations, slots, sums. Rows that do not fit are another block's,
+// panels that do not fit are added up later.
+int64_t Share(int64_t most, int slot_bytes, int64_t blocks, Params* p) {
+  const int64_t panels = CeilDiv(p->num_panels, blocks);
+  for (p->group_rows = std::min(p->num_rows, kMostRows);; p->group_rows = (p->group_rows + 1) / 2) {
+    const int64_t staged = slot_bytes == 0 ? 0 : Padded(QuantizedBytes(p->group_rows, p->width));
+    const int64_t of_panel = int64_t{p->segments} * p->group_rows * 32 * 4;
+    p->slots_at = static_cast<int32_t>(staged);
+    p->sums_at = static_cast<int32_t>(staged + kWarps * slot_bytes);
+    p->panels_at_once = static_cast<int32_t>(
+        std::clamp<int64_t>((most - p->sums_at) / of_panel, 1, std::max<int64_t>(panels, 1)));
+    const int64_t of_items = p->num_items == 0 ? 0 : of_panel / 32 * kItemRows * kItemsAtOnce;
+    const int64_t bytes =
+        p->sums_at + std::max(slot_bytes == 0 ? 0 : p->panels_at_once * of_panel, of_items);
+    if (bytes <= most || p->group_rows == 1) return bytes;
+  }
+}
+
+}  // namespace
+
+bool TakesRows(const QuantMatmulArgs& args) {
+  if (args.num_rows > kMostRows || args.width % 256 != 0) return false;
+  int64_t panels = 0;
+  for (const DeviceMatrix* m : args.matrices) panels += m->panels();
+  if (panels >= int64_t{24} * Multiprocessors()) return false;
+  const DeviceMatrix* hot = FirstQuantised(args.matrices);
+  if (hot == nullptr) return true;
+  for (const DeviceMatrix* m : args.matrices) {
+    if (m->quantised() && m->type != hot->type) return false;
+  }
+  const int slot_bytes = KernelOf(hot->type->type).slot_bytes;
+  Params p = {};
+  p.num_rows = 1;
+  p.width = static_cast<int32_t>(args.width);
+  p.segments = p.width / 256;
+  p.num_panels = 1;
+  return slot_bytes > 0 && Share(MostSharedBytes(), slot_bytes, 1, &p) <= MostSharedBytes();
+}
+
+std::string QuantMatmulRows(const QuantMatmulArgs& args, cudaStream_t stream) {
+  const DeviceMatrix* hot = FirstQuantised(args.matrices);
+  const Choice choice =
+      hot == nullptr ? Choice{RowsKernel<rows::NoHot>, 0} : KernelOf(hot->type->type);
+  Params p = {};
+  p.x = args.x;
+  p.live = args.live;
+  p.y = args.y;
+  p.num_rows = static_cast<int32_t>(args.num_rows);
+  p.width = static_cast<int32_t>(args.width);
+  p.segments = p.width / 256;
+  p.slot_bytes = choice.slot_bytes;
+  FillSlices(args, &p);
+  const int64_t blocks = std::min<int64_t>(Multiprocessors(), std::max(p.num_panels, p.num_items));
+  Shape shape;
+  shape.shared_bytes = static_cast<size_t>(Share(MostSharedBytes(), choice.slot_bytes, blocks, &p));
+  shape.grid =
+      dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(CeilDiv(p.num_rows, p.group_rows)));
+  shape.block = dim3(32 * kWarps);
+  shape.stream = stream;
+  return Launch(choice.kernel, shape, p);
+}
+
+}  // namespace strata
