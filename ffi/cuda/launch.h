@@ -40,11 +40,24 @@ inline int MostSharedBytes() {
   return bytes;
 }
 
+// Of the current device: 90 for 9.0; 0 if it cannot be asked.
+inline int ComputeCapability() {
+  int device = 0, major = 0, minor = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  return 10 * major + minor;
+}
+
 #if defined(__CUDACC__) || defined(STRATA_EMULATE)
 // Enqueues a kernel; returns what is wrong, or an empty string. Legal while the stream is captured.
-template <typename... Parameters, typename... Arguments>
-std::string Launch(void (*kernel)(Parameters...), const Shape& shape, Arguments... arguments) {
+// `overlaps`: it may start while the kernel that the same call has enqueued before it still runs,
+// for it waits in WaitForKernelBefore; cards without that feature start it afterwards.
+template <typename... Parameters>
+std::string LaunchOf(void (*kernel)(Parameters...), const Shape& shape, bool overlaps,
+                     Parameters... arguments) {
 #if defined(STRATA_EMULATE)
+  (void)overlaps;
   if (!emulate::IsOnCurrentDevice(shape.stream)) return "a stream of another device";
   return emulate::Run([&] { kernel(arguments...); }, shape.grid, shape.block, shape.shared_bytes);
 #else
@@ -55,9 +68,43 @@ std::string Launch(void (*kernel)(Parameters...), const Shape& shape, Arguments.
                                                    static_cast<int>(shape.shared_bytes));
     if (error != cudaSuccess) return cudaGetErrorString(error);
   }
-  kernel<<<shape.grid, shape.block, shape.shared_bytes, shape.stream>>>(arguments...);
-  const cudaError_t error = cudaGetLastError();
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = shape.stream;
+  config.attrs = &attribute;
+  config.numAttrs = overlaps && ComputeCapability() >= 90 ? 1 : 0;
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
   return error == cudaSuccess ? "" : cudaGetErrorString(error);
+#endif
+}
+
+template <typename... Parameters, typename... Arguments>
+std::string Launch(void (*kernel)(Parameters...), const Shape& shape, Arguments... arguments) {
+  return LaunchOf<Parameters...>(kernel, shape, false, arguments...);
+}
+
+template <typename... Parameters, typename... Arguments>
+std::string LaunchOverlapping(void (*kernel)(Parameters...), const Shape& shape,
+                              Arguments... arguments) {
+  return LaunchOf<Parameters...>(kernel, shape, true, arguments...);
+}
+
+// Lets a kernel that LaunchOverlapping enqueues after this one begin.
+__device__ __forceinline__ void LetNextKernelBegin() {
+#if !defined(STRATA_EMULATE) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits until the kernel before is over and what it wrote is there.
+__device__ __forceinline__ void WaitForKernelBefore() {
+#if !defined(STRATA_EMULATE) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 #endif

@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(kDownWarps * 32)
   __shared__ __align__(16) unsigned char quantised[QuantizedBytes(kMostRows, 256)];
   __shared__ __align__(16) float normed[kMostRows * 256];
   __shared__ float scratch[2 * kDownWarps];
+  LetNextKernelBegin();
   STRATA_SHARED(unsigned char, grids);  // of down, then of inject
   const int segment = blockIdx.x;
   const int lane = threadIdx.x % 32;
@@ -88,6 +89,7 @@ __global__ void __launch_bounds__(kHeldDownWarps * 32)
   __shared__ float products[kMostRows * kHeldPanels * 8 * 32];
   __shared__ float scratch[2 * kHeldDownWarps];
   constexpr int kWarpsOfPanel = 8 / kHeldBlocks;
+  LetNextKernelBegin();
   const int segment = blockIdx.x;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
@@ -152,6 +154,7 @@ __global__ void __launch_bounds__(kUpWarps * 32)
       PrefetchUnit(UnitAt(p.up, panel, job % segments), p.up.unit_bytes, lane);
     }
     copies = StageGridOf(p.up.type, shared + p.up_grid_at);
+    WaitForKernelBefore();
   });
   if (num_rows <= 0) return ClearDeadRows(p);
   const auto first = Divided(warp, p.num_streams);
@@ -207,7 +210,10 @@ __global__ void __launch_bounds__(kHeldUpWarps * 32)
       x[k] = mixed + job.rest * 32;
     }
   };
-  const int num_rows = MixedRows(p, mixed, [&] { hold(0); });
+  const int num_rows = MixedRows(p, mixed, [&] {
+    hold(0);
+    WaitForKernelBefore();
+  });
   if (num_rows <= 0) return ClearDeadRows(p);
   const auto place = Divided(warp, p.num_streams);
   MixInput input = {};
@@ -263,7 +269,7 @@ std::string LaunchUp(const HyperReadArgs& a, HyperParams p, unsigned groups, cud
   if (p.up.type == GgmlType::kBF16 && held_bytes <= kHeldUpMostBytes) {
     shape.block = dim3(kHeldUpWarps * 32);
     shape.shared_bytes = static_cast<size_t>(held_bytes);
-    return Launch(HyperUpHeldKernel, shape, p);
+    return LaunchOverlapping(HyperUpHeldKernel, shape, p);
   }
   const int64_t segments = (p.rank + 255) / 256;
   shape.block = dim3(kUpWarps * 32);
@@ -273,7 +279,7 @@ std::string LaunchUp(const HyperReadArgs& a, HyperParams p, unsigned groups, cud
   shape.shared_bytes = (shape.shared_bytes + 15) / 16 * 16;
   p.up_grid_at = static_cast<int32_t>(shape.shared_bytes);
   shape.shared_bytes += GridSharedBytes(*a.up);
-  return Launch(HyperUpKernel, shape, p);
+  return LaunchOverlapping(HyperUpKernel, shape, p);
 }
 
 }  // namespace

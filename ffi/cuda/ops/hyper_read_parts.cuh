@@ -305,8 +305,8 @@ __device__ __forceinline__ void LoadSums(const float* at, int count, float (&sum
 
 // The first layer's activations of the block's live rows into `mixed` [rows, R], and, by the blocks
 // of tile 0, the next betas; by the whole block, without a barrier at the end. Returns the number
-// of rows. A total is contract T's: the segments' sums in ascending order, from +0. `ahead()` as in
-// NormRows.
+// of rows. A total is contract T's: the segments' sums in ascending order, from +0. `ahead()` asks
+// for what it likes and waits for the first kernel.
 template <typename Ahead>
 __device__ __forceinline__ int MixedRows(const HyperParams& p, float* mixed, const Ahead& ahead) {
   const int lane = threadIdx.x % 32;
@@ -319,11 +319,12 @@ __device__ __forceinline__ int MixedRows(const HyperParams& p, float* mixed, con
     LoadSums(SumsOf(p, first_row + job.quotient, job.rest) + first * 32 + lane,
              p.down_segments - first, sums);
   };
+  // What does not need the first kernel comes before the wait for it.
+  const int num_rows = min(kMostRows, LiveNow(p) - first_row);
+  ahead();
   // The first row's sums may be read without knowing that it is live: they are not used then.
   bool loaded = job.quotient == 0;
   if (loaded) load(0);
-  const int num_rows = min(kMostRows, LiveNow(p) - first_row);
-  ahead();
   while (job.quotient < num_rows) {
     float total = 0.0f;
     for (int first = 0; first < p.down_segments; first += kSumsAhead, loaded = false) {
