@@ -4,6 +4,7 @@
   tools/bench_ops.py [--op REGEX] [--case REGEX] [--threads N] [--seconds 0.2]
   tools/bench_ops.py --op quant_matmul --case 'released/.*/window_1'
   tools/bench_ops.py --platform=cuda --op expert_ffn --case 'released/window_[14]'
+  tools/bench_ops.py --platform=cuda --op 'matmul|ffn' --case 'released/.*tile_256' --rows 2048
 
 A time is that of one more call in a loop of the compiled program, the best of five loops: no dispatch from
 Python. GB/s counts the bytes that must move at least once, against a memory copy measured in the same run;
@@ -43,6 +44,7 @@ from strata_jax.ops.unpack_ref import layout_of
 
 COPY_BYTES = 64 << 20
 LOOPS = 5
+WINDOW_ROWS = 64  # calls with more are a prompt's tiles (ffi/cuda/tile_rows.h)
 Bench = Callable[[Call, str], str]
 EXACT = {"quant_matmul", "expert_ffn", "hyper_read"}
 """Ops that are made of contract T's products: the scalar kernels specify their bits."""
@@ -162,10 +164,18 @@ def verify(call: Call, ops: OpSet) -> str:
     return f"{tolerance:g}" if tolerance else "equal"
 
 
+def exact_on_device(call: Call) -> bool:
+    """Whether a GPU owes the CPU's bits."""
+    if call.op == "quant_matmul" and len(call.operands[0]) > WINDOW_ROWS:
+        # Tiles multiply unquantised matrices on other units than windows do.
+        return all(layout_of(m.type_id).form != "float" for m in call.matrices.values())
+    return call.op in EXACT - {"hyper_read"}  # whose norms are sums in another order there
+
+
 def verify_on_device(call: Call, held: DeviceMatrices) -> str:
     """`verify` for a GPU: against the CPU's op, or against the twin where the CPU has none of the kind."""
     got = results_on_device(call, held)
-    if call.op in EXACT - {"hyper_read"}:  # whose norms are sums in another order there
+    if exact_on_device(call):
         store = open_store(call.matrices)
         try:
             few, rows = some_rows(call)
@@ -247,6 +257,7 @@ def parse_flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--op", default="", help="regular expression that an op's name must hold")
     parser.add_argument("--case", default="", help="likewise for the case's name")
+    parser.add_argument("--rows", type=int, help="rows of a call, whatever the case says")
     parser.add_argument("--threads", type=int, default=_native.num_threads())
     parser.add_argument("--platform", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--seconds", type=float, default=0.2, help="of each of the five loops")
@@ -266,6 +277,8 @@ def main() -> int:
         return 2
     failed = 0
     for op, case, bench in benches(flags, chosen):
+        if flags.rows:
+            case = dataclasses.replace(case, rows=flags.rows)
         call = make_call(op, case)
         try:
             print(bench(call, case.name), flush=True)

@@ -13,6 +13,7 @@
 
 #include "cuda/mma.cuh"
 #include "cuda/products.cuh"
+#include "cuda/split_mma.cuh"
 
 namespace strata::floats {
 
@@ -37,12 +38,6 @@ inline constexpr int kShared = kStages * kStageBytes<kType>;
 // Chunk c (16 bytes) of a row of 256 bytes is where 8 rows' pairs of chunks lie in different banks.
 __device__ __forceinline__ int RowChunkAt(int row, int chunk) {
   return row * 256 + ((chunk ^ 2 * row) & 15) * 16;
-}
-
-__device__ __forceinline__ void SplitPair(float a, float b, uint32_t* high, uint32_t* low) {
-  *high = PackBf16(a, b);
-  *low = PackBf16(__fsub_rn(a, __uint_as_float(*high << 16)),
-                  __fsub_rn(b, __uint_as_float(*high & 0xffff0000u)));
 }
 
 // A thread's copies of a step: 4 chunks of a row's 16, and chunks of the two panels. RowOf(i) gives
@@ -88,7 +83,8 @@ struct RowFragment {
       const int value = k + lane % 4 * 2 + i / 2 * 8;
       const float2 x =
           *reinterpret_cast<const float2*>(stage + RowChunkAt(row, value / 4) + value % 4 * 4);
-      SplitPair(x.x, x.y, &high[i], &low[i]);
+      const SplitPair split = Split(x.x, x.y);
+      high[i] = split.high, low[i] = split.low;
     }
   }
 };
@@ -108,7 +104,8 @@ struct ColumnFragment {
         const int value = k + i % 2 * 8 + lane % 4 * 2;
         const float2 w =
             *reinterpret_cast<const float2*>(at + value / 4 * 512 + column * 16 + value % 4 * 4);
-        SplitPair(w.x, w.y, &high[i], &low[i]);
+        const SplitPair split = Split(w.x, w.y);
+        high[i] = split.high, low[i] = split.low;
       }
     } else {
       LoadMatrices(high,
@@ -117,7 +114,8 @@ struct ColumnFragment {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const uint32_t halves = high[i];
-          SplitPair(HalfToFloat(halves & 0xffffu), HalfToFloat(halves >> 16), &high[i], &low[i]);
+          const SplitPair split = Split(HalfToFloat(halves & 0xffffu), HalfToFloat(halves >> 16));
+          high[i] = split.high, low[i] = split.low;
         }
       }
     }

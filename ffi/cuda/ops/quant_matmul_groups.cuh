@@ -114,8 +114,9 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        tile.Store(p, row + 64 * half + e / 2 * 8, column + 8 * j + e % 2, total[half][j][e]);
+      for (int h = 0; h < 2; ++h) {
+        tile.Store(p, row + 64 * half + 8 * h, column + 8 * j, total[half][j][2 * h],
+                   total[half][j][2 * h + 1]);
       }
     }
   }

@@ -185,13 +185,21 @@ struct Tile {
              piece.column + first_column, piece.column + end_column);
     return true;
   }
-  // `row`, `column`: of the tile.
-  __device__ __forceinline__ void Store(const Params& p, int row, int column, float sum) const {
+  // Two neighbouring columns of a row of the tile; `column` is even.
+  __device__ __forceinline__ void Store(const Params& p, int row, int column, float first,
+                                        float second) const {
     row += first_row;
     column += first_column;
     if (row >= p.num_rows || column >= end_column) return;
-    p.y[row * static_cast<int64_t>(p.num_columns) + piece.column + column] =
-        row < live ? sum : 0.0f;
+    if (row >= live) first = second = 0.0f;
+    const int to = piece.column + column;
+    float* y = p.y + row * static_cast<int64_t>(p.num_columns) + to;
+    if ((p.num_columns | to) % 2 == 0 && column + 1 < end_column) {
+      *reinterpret_cast<float2*>(y) = make_float2(first, second);
+      return;
+    }
+    y[0] = first;
+    if (column + 1 < end_column) y[1] = second;
   }
 };
 
@@ -227,8 +235,9 @@ __global__ void __launch_bounds__(kThreads, 1) ProductKernel(const __grid_consta
 #pragma unroll
     for (int n = 0; n < kWarpColumns; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        tile.Store(p, part.row + 16 * m + e / 2 * 8, part.column + 8 * n + e % 2, total[m][n][e]);
+      for (int h = 0; h < 2; ++h) {
+        tile.Store(p, part.row + 16 * m + 8 * h, part.column + 8 * n, total[m][n][2 * h],
+                   total[m][n][2 * h + 1]);
       }
     }
   }
