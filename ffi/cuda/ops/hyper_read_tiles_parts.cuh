@@ -43,28 +43,26 @@ __device__ __forceinline__ float GateOf(float x) {
   return __fdividef(1.0f, 1.0f + __expf(-(x > 80.0f ? 80.0f : x)));
 }
 
-__device__ __forceinline__ const uint8_t* PanelStepAt(const PanelMatrix& m, int panel, int value) {
-  return m.bytes + panel * m.panel_bytes + static_cast<int64_t>(value / 256) * m.unit_bytes +
-         value % 256 * 64;
+// Where a matrix's panels have the step that begins with `value`, from the panel's first byte on.
+__device__ __forceinline__ int64_t StepAt(const PanelMatrix& m, int value) {
+  return static_cast<int64_t>(value / 256) * m.unit_bytes + value % 256 * 64;
 }
 
-// Tiles of B [16 values, 8 rows of panels] from tile `first` on, two by two.
-template <int kCount>
-__device__ __forceinline__ void LoadPanelTiles(const uint8_t* panels, int half, int first,
-                                               uint32_t (*to)[2]) {
+// A lane's row of pair `pair` of tiles of B [16 values, 8 rows of panels] in a step.
+__device__ __forceinline__ const uint8_t* PairAt(const uint8_t* panels, int pair) {
   const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kCount; i += 2) {
-    const int tile = first + i + lane / 16;
-    const int chunk = 2 * half + lane / 8 % 2;
-    uint32_t four[4];
-    LoadMatrices(four,
-                 panels + tile / 4 * kPanelStep + chunk * 512 + (tile % 4 * 8 + lane % 8) * 16);
-    to[i][0] = four[0];
-    to[i][1] = four[1];
-    to[i + 1][0] = four[2];
-    to[i + 1][1] = four[3];
-  }
+  return panels + pair / 2 * kPanelStep + pair % 2 * 256 + lane / 16 * 128 + lane % 8 * 16 +
+         lane / 8 % 2 * 512;
+}
+
+// The pair in half a step.
+__device__ __forceinline__ void LoadPair(const uint8_t* pair, int half, uint32_t (*to)[2]) {
+  uint32_t four[4];
+  LoadMatrices(four, pair + half * 1024);
+  to[0][0] = four[0];
+  to[0][1] = four[1];
+  to[1][0] = four[2];
+  to[1][1] = four[3];
 }
 
 // --- down ---
@@ -171,27 +169,52 @@ __device__ __forceinline__ void ClearDown(const TileParams& p, DownShared<kTiles
   }
 }
 
-// Begins the copy of a step's weights.
+// A thread's share in the copies of weights: 16 bytes of every other panel of a step.
 template <int kTiles>
-__device__ __forceinline__ void CopyDown(const TileParams& p, int value, unsigned char* to) {
-  if (value < p.width) {
-    const int column = blockIdx.y * p.width + value;
-    const int panels = p.rank / 32;
-    constexpr int kCopies = kPanelStep / 16;
-    for (int at = threadIdx.x; at < (panels + (p.has_inject ? 1 : 0)) * kCopies;
-         at += kDownThreads) {
-      const int panel = at / kCopies;
-      const int offset = at % kCopies * 16;
-      const uint8_t* from =
-          panel < panels ? PanelStepAt(p.down, panel, column) : PanelStepAt(p.inject, 0, column);
-      CopyAsync(to + (panel < panels ? panel : kTiles) * kPanelStep + offset, from + offset, true);
-    }
+class DownCopies {
+ public:
+  __device__ explicit DownCopies(const TileParams& p) : p_(p) {
+    offset_ = threadIdx.x % kCopies * 16;
+    panel_ = threadIdx.x / kCopies;
+    from_ = p.down.bytes + panel_ * p.down.panel_bytes + offset_;
   }
-  EndCopyGroup();
+
+  // Begins the copies of the step at `value`.
+  __device__ void Begin(int value, unsigned char* to) const {
+    if (value < p_.width) {
+      const int column = blockIdx.y * p_.width + value;
+      const uint8_t* from = from_ + StepAt(p_.down, column);
+      to += panel_ * kPanelStep + offset_;
+#pragma unroll
+      for (int i = 0; i < kTiles / 2; ++i) {
+        if (2 * i + panel_ < p_.rank / 32) {
+          CopyAsync(to + 2 * i * kPanelStep, from + 2 * i * p_.down.panel_bytes, true);
+        }
+      }
+      if (panel_ == 0 && p_.has_inject) {
+        CopyAsync(to + kTiles * kPanelStep, p_.inject.bytes + StepAt(p_.inject, column) + offset_,
+                  true);
+      }
+    }
+    EndCopyGroup();
+  }
+
+ private:
+  static constexpr int kCopies = kPanelStep / 16;
+  static_assert(kDownThreads == 2 * kCopies);
+  const TileParams& p_;
+  const uint8_t* from_;
+  int offset_, panel_;
+};
+
+// What a warp multiplies in half a step: 32 rows by 8 kTiles columns of down; tile j has columns
+// 8 ColumnTile(j) on. In the warps of the
+// first columns by inject's, too.
+__device__ __forceinline__ int ColumnTile(int j) {
+  const int quarter = threadIdx.x / 64;
+  return (j / 2 * 4 + quarter) * 2 + j % 2;
 }
 
-// What a warp multiplies in half a step: 32 rows by 8 kTiles columns of down; in the warps of the
-// first columns by inject's, too.
 template <int kTiles>
 struct DownOperands {
   SplitA a[2];
@@ -209,8 +232,11 @@ struct DownOperands {
       LoadMatrices(a[i].high, at);
       LoadMatrices(a[i].low, at + kPlaneBytes);
     }
-    LoadPanelTiles<kTiles>(weights, half, warp / 2 * kTiles, down);
-    if (warp / 2 == 0) LoadPanelTiles<2>(weights, half, 4 * kTiles, inject);
+    // Every fourth pair of tiles: places are a constant apart.
+    const uint8_t* first = PairAt(weights, warp / 2);
+#pragma unroll
+    for (int j = 0; j < kTiles / 2; ++j) LoadPair(first + 2 * j * kPanelStep, half, down + 2 * j);
+    if (warp / 2 == 0) LoadPair(PairAt(weights, 2 * kTiles), half, inject);
   }
 };
 
@@ -256,7 +282,7 @@ struct DownSums {
       const float scale = scales[own];
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
-        const int column = (warp / 2 * kTiles + j) * 8 + lane % 4 * 2;
+        const int column = ColumnTile(j) * 8 + lane % 4 * 2;
         const float* sums = down[i / 2][j] + side;
         if (column >= p.rank) continue;
         *reinterpret_cast<float2*>(p.sums + stream * p.rank + column) =
@@ -282,9 +308,10 @@ __global__ void __launch_bounds__(kDownThreads)
   const int num_live = LiveRows(*p.live, p.num_rows);
   if (static_cast<int>(blockIdx.x) * kDownRows >= num_live) return;
   DownRows rows(p, num_live);
+  const DownCopies<kTiles> copies(p);
   DownInput inputs[2];
 #pragma unroll
-  for (int i = 0; i < kStages; ++i) CopyDown<kTiles>(p, i * kStep, shared->weights[i]);
+  for (int i = 0; i < kStages; ++i) copies.Begin(i * kStep, shared->weights[i]);
 #pragma unroll
   for (int i = 0; i < 2; ++i) rows.Load(i * kStep, &inputs[i]);
   ClearDown(p, shared);
@@ -313,7 +340,7 @@ __global__ void __launch_bounds__(kDownThreads)
       WaitForGroups<kStages - 2>();
       // Past the barrier the next step lies ready, and nobody reads this one's weights any more.
       __syncthreads();
-      CopyDown<kTiles>(p, now + kStages * kStep, weights);
+      copies.Begin(now + kStages * kStep, weights);
       if (now + kStep < p.width) first.Load(shared->rows[1 - turn], shared->weights[stage], 0);
       sums.Add(second);
     }
@@ -345,22 +372,25 @@ __device__ __forceinline__ int64_t MixedAt(int row, int column, int rank) {
          row % kUpRows * 16 + column % 8 * 2;
 }
 
+// Begins the copies of a step: 64 rows of the input, two panels of every stream's columns.
 __device__ __forceinline__ void CopyUp(const TileParams& p, int value, int stage,
                                        UpShared* shared) {
   if (value < p.rank) {
+    const int own = threadIdx.x * 16;
     const unsigned char* mixed =
-        p.mixed + MixedAt(blockIdx.y * kUpRows, 0, p.rank) + value / kStep * kMixedStep;
+        p.mixed + MixedAt(blockIdx.y * kUpRows, 0, p.rank) + value / kStep * kMixedStep + own;
 #pragma unroll
-    for (int at = threadIdx.x * 16; at < kMixedStep; at += kUpThreads * 16) {
-      CopyAsync(shared->mixed[stage] + at, mixed + at, true);
+    for (int at = 0; at < kMixedStep; at += kUpThreads * 16) {
+      CopyAsync(shared->mixed[stage] + own + at, mixed + at, true);
     }
+    static_assert(kUpThreads * 16 == 2 * kPanelStep);
+    const int panel = static_cast<int>(blockIdx.x) * (kUpColumns / 32) + own / kPanelStep;
+    const uint8_t* weights =
+        p.up.bytes + panel * p.up.panel_bytes + own % kPanelStep + StepAt(p.up, value);
 #pragma unroll
-    for (int at = threadIdx.x * 16; at < kUpPanels * kPanelStep; at += kUpThreads * 16) {
-      const int own = at / kPanelStep;  // two panels of every stream
-      const int panel =
-          (own / 2 * p.width + static_cast<int>(blockIdx.x) * kUpColumns) / 32 + own % 2;
-      CopyAsync(shared->weights[stage] + at, PanelStepAt(p.up, panel, value) + at % kPanelStep,
-                true);
+    for (int s = 0; s < kStreams; ++s) {
+      CopyAsync(shared->weights[stage] + own + s * (2 * kPanelStep),
+                weights + s * (p.width / 32) * p.up.panel_bytes, true);
     }
   }
   EndCopyGroup();
@@ -400,18 +430,17 @@ __device__ __forceinline__ void LoadMixed(const unsigned char* mixed, int half, 
 // stream are loaded while those of the one before are multiplied.
 __device__ __forceinline__ void MultiplyUp(const unsigned char* mixed, const unsigned char* weights,
                                            float (&acc)[2][kStreams][2][4]) {
-  const int first = threadIdx.x / 64 * 2;
+  const uint8_t* pairs = PairAt(weights, threadIdx.x / 64);
   SplitA a[2][2];
   uint32_t b[2][2][2];
   LoadMixed(mixed, 0, a[0]);
-  LoadPanelTiles<2>(weights, 0, first, b[0]);
+  LoadPair(pairs, 0, b[0]);
   LoadMixed(mixed, 1, a[1]);
 #pragma unroll
   for (int i = 0; i < 2 * kStreams; ++i) {
     const int half = i / kStreams, s = i % kStreams;
     if (i + 1 < 2 * kStreams) {
-      LoadPanelTiles<2>(weights, (i + 1) / kStreams, (i + 1) % kStreams * (kUpColumns / 8) + first,
-                        b[(i + 1) % 2]);
+      LoadPair(pairs + (i + 1) % kStreams * (2 * kPanelStep), (i + 1) / kStreams, b[(i + 1) % 2]);
     }
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
