@@ -112,19 +112,6 @@ __device__ __forceinline__ void CopyAsync(void* shared, const void* global, bool
 #endif
 }
 
-// The same for bytes that other warps of the multiprocessor are likely to ask for, too: they stay
-// in the first cache.
-__device__ __forceinline__ void CopyAsyncCached(void* shared, const void* global, bool valid) {
-#if defined(STRATA_EMULATE)
-  emulate::CopyAsync(shared, global, valid);
-#else
-  const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(global),
-               "r"(valid ? 16 : 0)
-               : "memory");
-#endif
-}
-
 // Waits for all of the thread's copies. A kernel must not end without.
 __device__ __forceinline__ void WaitForCopies() {
 #if defined(STRATA_EMULATE)

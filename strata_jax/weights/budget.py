@@ -22,6 +22,9 @@ _CAP_IPC_LOCK = 14
 _SELECTING_ROWS = 64
 """Rows whose selection scores are there at once: one per thread."""
 _SCORE_BYTES = 8
+_TILE_SCORE_BYTES = 4
+_MOST_TILE_SCORES = 128 * MIB
+"""On a GPU all rows of a tile at once, as far as this goes (`ffi/cuda/ops/qsa_select.cu`)."""
 _STREAM_SLOTS = 16
 """Streamed experts that are copied at once; more take several rounds."""
 SWAP_SPARES = 16
@@ -86,7 +89,9 @@ def workspace_bytes(
     rows += _rows_bytes(config, steps.window_rows, steps.window_rows)
     if config.index_budget:
         blocks = -(-max_context // config.index_ratio)
-        rows += min(_SELECTING_ROWS, steps.tile_rows) * blocks * _SCORE_BYTES
+        of_threads = min(_SELECTING_ROWS, steps.tile_rows) * blocks * _SCORE_BYTES
+        of_tile = min(steps.tile_rows * blocks * _TILE_SCORE_BYTES, _MOST_TILE_SCORES)
+        rows += max(of_threads, of_tile)
     return rows + (steps.tile_rows + _CACHE_GRAIN) * kv_bytes_per_token
 
 

@@ -75,7 +75,7 @@ __device__ __forceinline__ void CopyUnit(const QsaAttendArgs& a, const void* cel
     const int of = __shfl_sync(kAllLanes, cell, row);
     const int64_t head = static_cast<int64_t>(of) * a.num_kv_heads + kv_head;
     const uint8_t* from = static_cast<const uint8_t*>(cells) + head * kRowBytes + 16 * chunk;
-    CopyAsyncCached(slot + row * kRowBytes + (chunk ^ (row & 7)) * 16, from, of >= 0);
+    CopyAsync(slot + row * kRowBytes + (chunk ^ (row & 7)) * 16, from, of >= 0);
   }
 }
 
@@ -84,7 +84,7 @@ __device__ __forceinline__ void CopyScales(const QsaAttendArgs& a, int kv_head, 
                                            float* to) {
   const int of = __shfl_sync(kAllLanes, cell, lane / 2);
   const int64_t head = static_cast<int64_t>(of) * a.num_kv_heads + kv_head;
-  CopyAsyncCached(to + 4 * lane, a.cells.scales + head * 2 * kGroups + lane % 2 * 4, of >= 0);
+  CopyAsync(to + 4 * lane, a.cells.scales + head * 2 * kGroups + lane % 2 * 4, of >= 0);
 }
 
 // A row's running maximum and sum of weights, for heads g and g + 8; the sums are a lane's share.

@@ -9,9 +9,10 @@
 // those; stored halves and int8 codes are exact in the matrix unit, whose sums are float32.
 //
 // A warp has a row and a key head to itself and meets no other: its cells come by asynchronous
-// copies into its own ring of shared memory, some units ahead of their use. Neighbouring rows
-// select much the same cells at much the same time, so that one's copies find the other's in the
-// first cache.
+// copies into its own ring of shared memory, some units ahead of their use. Copies go past the
+// first cache: neighbouring rows select much the same cells, but what they could share there does
+// not outlive what lies between (measured: 5 % slower through it, for lists that overlap by 7/8,
+// too).
 #pragma once
 
 #include <string>
