@@ -70,7 +70,12 @@ class Engine:
         runner = Runner(pack, config, runner_options, report)
         if options.routing_out is not None:
             runner.tiers.write_routing(options.routing_out)
-        notes += budget_notes + kv_notes(options.kv) + runner.tiers.plan.notes + runner.notes
+        notes += (
+            budget_notes
+            + kv_notes(options.kv, options.platform)
+            + runner.tiers.plan.notes
+            + runner.notes
+        )
         return cls(pack, runner, options, notes)
 
     @property

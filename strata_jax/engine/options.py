@@ -114,8 +114,13 @@ def choose_index_budget(
     return dataclasses.replace(config, index_budget=budget), (note,)
 
 
-def kv_notes(kv: KvType) -> tuple[str, ...]:
+def kv_notes(kv: KvType, platform: Platform) -> tuple[str, ...]:
     """What to note about the type of the cache."""
+    if kv == "f32" and platform == "cuda":
+        return (
+            "kv: f32 keys and values do not go through matrix units, so attention of prompts takes "
+            "several times longer; --kv=fp16 (the default) avoids that",
+        )
     if kv != "int8":
         return ()
     return (

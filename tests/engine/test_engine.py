@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from strata_jax.engine.engine import Engine, EngineOptions
+from strata_jax.engine.options import kv_notes
 from strata_jax.engine.request import SamplingSettings
 from strata_jax.errors import StrataError, UsageError
 from strata_jax.weights.pack import open_pack
@@ -248,6 +249,12 @@ def test_a_cache_of_any_type_is_honoured_and_a_coarse_one_told(tiny_pack, reques
     told = [note for note in engine.notes if note.startswith("kv: int8 rounds")]
     assert len(told) == (kv == "int8")
     engine.close()
+
+
+@pytest.mark.parametrize(("platform", "lines"), [("cpu", 0), ("cuda", 1)])
+def test_a_float32_cache_is_told_to_be_slow_where_it_is(platform, lines):
+    assert len(kv_notes("f32", platform)) == lines
+    assert kv_notes("fp16", platform) == ()
 
 
 def test_an_index_budget_needs_a_file_with_an_indexer(tmp_path):
