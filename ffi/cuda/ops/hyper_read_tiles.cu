@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "cuda/ops/hyper_read_tiles.h"
-#include "cuda/ops/hyper_read_tiles_parts.cuh"
+#include "cuda/ops/hyper_read_tiles_up.cuh"
 
 namespace strata {
 namespace {
