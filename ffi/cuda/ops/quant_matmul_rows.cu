@@ -8,7 +8,7 @@ namespace {
 
 using rows::kItemRows;
 using rows::kItemsAtOnce;
-using rows::kWarps;
+using rows::kMostWarps;
 using rows::Params;
 using rows::RowsKernel;
 using rows::Slice;
@@ -71,22 +71,39 @@ void FillSlices(const QuantMatmulArgs& args, Params* p) {
 }
 
 // Shared memory of a block: activations, slots, sums. Rows that do not fit are another block's,
-// panels that do not fit are added up later.
-int64_t Share(int64_t most, int slot_bytes, int64_t blocks, Params* p) {
-  const int64_t panels = CeilDiv(p->num_panels, blocks);
+// panels that do not fit are added up later. Returns the bytes.
+int64_t Share(int64_t most, int64_t warps, int64_t blocks, Params* p) {
+  const int64_t panels = std::max<int64_t>(CeilDiv(p->num_panels, blocks), 1);
+  const int64_t slots = warps * p->slot_bytes;
   for (p->group_rows = std::min(p->num_rows, kMostRows);; p->group_rows = (p->group_rows + 1) / 2) {
-    const int64_t staged = slot_bytes == 0 ? 0 : Padded(QuantizedBytes(p->group_rows, p->width));
+    const int64_t staged = slots == 0 ? 0 : Padded(QuantizedBytes(p->group_rows, p->width));
     const int64_t of_panel = int64_t{p->segments} * p->group_rows * 32 * 4;
     p->slots_at = static_cast<int32_t>(staged);
-    p->sums_at = static_cast<int32_t>(staged + kWarps * slot_bytes);
-    p->panels_at_once = static_cast<int32_t>(
-        std::clamp<int64_t>((most - p->sums_at) / of_panel, 1, std::max<int64_t>(panels, 1)));
+    p->sums_at = static_cast<int32_t>(staged + slots);
+    p->panels_at_once =
+        static_cast<int32_t>(std::clamp<int64_t>((most - p->sums_at) / of_panel, 1, panels));
+    const int64_t of_panels = slots == 0 ? 0 : p->panels_at_once * of_panel;
     const int64_t of_items = p->num_items == 0 ? 0 : of_panel / 32 * kItemRows * kItemsAtOnce;
-    const int64_t bytes =
-        p->sums_at + std::max(slot_bytes == 0 ? 0 : p->panels_at_once * of_panel, of_items);
+    const int64_t bytes = p->sums_at + std::max(of_panels, of_items);
     if (bytes <= most || p->group_rows == 1) return bytes;
   }
 }
+
+// The same with as many warps as there is room for, which are then in `warps`. `bytes` > what a
+// block may have if there is none.
+struct Room {
+  int64_t warps = kMostWarps;
+  int64_t bytes = 0;
+
+  Room(int64_t blocks, Params* p) {
+    const int64_t most = MostSharedBytes();
+    bytes = Share(most, warps, blocks, p);
+    while (bytes > most && warps > 4) {
+      warps /= 2;
+      bytes = Share(most, warps, blocks, p);
+    }
+  }
+};
 
 }  // namespace
 
@@ -100,13 +117,13 @@ bool TakesRows(const QuantMatmulArgs& args) {
   for (const DeviceMatrix* m : args.matrices) {
     if (m->quantised() && m->type != hot->type) return false;
   }
-  const int slot_bytes = KernelOf(hot->type->type).slot_bytes;
   Params p = {};
+  p.slot_bytes = KernelOf(hot->type->type).slot_bytes;
   p.num_rows = 1;
   p.width = static_cast<int32_t>(args.width);
   p.segments = p.width / 256;
   p.num_panels = 1;
-  return slot_bytes > 0 && Share(MostSharedBytes(), slot_bytes, 1, &p) <= MostSharedBytes();
+  return p.slot_bytes > 0 && Room(1, &p).bytes <= MostSharedBytes();
 }
 
 std::string QuantMatmulRows(const QuantMatmulArgs& args, cudaStream_t stream) {
@@ -123,11 +140,12 @@ std::string QuantMatmulRows(const QuantMatmulArgs& args, cudaStream_t stream) {
   p.slot_bytes = choice.slot_bytes;
   FillSlices(args, &p);
   const int64_t blocks = std::min<int64_t>(Multiprocessors(), std::max(p.num_panels, p.num_items));
+  const Room room(blocks, &p);
   Shape shape;
-  shape.shared_bytes = static_cast<size_t>(Share(MostSharedBytes(), choice.slot_bytes, blocks, &p));
+  shape.shared_bytes = static_cast<size_t>(room.bytes);
   shape.grid =
       dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(CeilDiv(p.num_rows, p.group_rows)));
-  shape.block = dim3(32 * kWarps);
+  shape.block = dim3(static_cast<unsigned>(32 * room.warps));
   shape.stream = stream;
   return Launch(choice.kernel, shape, p);
 }

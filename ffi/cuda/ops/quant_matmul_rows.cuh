@@ -20,7 +20,7 @@
 
 namespace strata::rows {
 
-inline constexpr int kWarps = 16;
+inline constexpr int kMostWarps = 16;
 inline constexpr int kItemRows = 4;     // of a matrix that is not quantised
 inline constexpr int kItemsAtOnce = 4;  // of a block, between two barriers
 
@@ -50,6 +50,8 @@ struct Params {
   int32_t sums_at;  // [panels_at_once, segments, group_rows, 32], or of items with 4 for 32
 };
 
+__device__ __forceinline__ int Warps() { return static_cast<int>(blockDim.x) / 32; }
+
 // The number of live rows. The compiler must not know that it is the same for all threads: it would
 // wait for it at once (as in hyper_read_parts.cuh).
 __device__ __forceinline__ int LiveNow(const Params& p) {
@@ -73,7 +75,7 @@ struct Walk {
   }
   __device__ __forceinline__ bool Done(const Params& p) const { return panel >= p.num_panels; }
   __device__ __forceinline__ void Next(const Params& p) {
-    segment += kWarps;
+    segment += Warps();
     Find(p);
   }
   __device__ __forceinline__ void Find(const Params& p) {
@@ -122,7 +124,7 @@ __device__ __forceinline__ void WritePanels(const Params& p, int first, int coun
   const int all = min(p.group_rows, p.num_rows - FirstRow(p));
   int slice = 0;
 #pragma unroll 1
-  for (int job = threadIdx.x / 32; job < count * all; job += kWarps) {
+  for (int job = threadIdx.x / 32; job < count * all; job += Warps()) {
     const int k = job / all;
     const int r = job - k * all;
     const int panel = static_cast<int>(blockIdx.x + (first + k) * gridDim.x);
@@ -277,7 +279,7 @@ __device__ __forceinline__ void FloatItems(const Params& p, int num_rows) {
   for (int first = 0; first < own_items; first += kItemsAtOnce) {
     const int count = min(kItemsAtOnce, own_items - first);
 #pragma unroll 1
-    for (int job = threadIdx.x / 32; num_rows > 0 && job < count * p.segments; job += kWarps) {
+    for (int job = threadIdx.x / 32; num_rows > 0 && job < count * p.segments; job += Warps()) {
       const int k = job / p.segments;
       const int segment = job - k * p.segments;
       const Item item(p, first + k);
@@ -293,7 +295,7 @@ __device__ __forceinline__ void FloatItems(const Params& p, int num_rows) {
     }
     __syncthreads();
 #pragma unroll 1
-    for (int i = threadIdx.x; i < count * all * kItemRows; i += kWarps * 32) {
+    for (int i = threadIdx.x; i < count * all * kItemRows; i += Warps() * 32) {
       const int row = i % kItemRows;
       const int k = i / kItemRows / all;
       const int r = i / kItemRows - k * all;
@@ -319,7 +321,7 @@ __device__ __forceinline__ void FloatItems(const Params& p, int num_rows) {
 struct NoHot {};
 
 template <typename Hot>
-__global__ void __launch_bounds__(kWarps * 32, 1) RowsKernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kMostWarps * 32, 1) RowsKernel(const __grid_constant__ Params p) {
   int num_rows = 0;
   if constexpr (std::is_same_v<Hot, NoHot>) {
     num_rows = min(max(LiveNow(p) - FirstRow(p), 0), min(p.group_rows, p.num_rows - FirstRow(p)));
