@@ -101,7 +101,7 @@ def free_bytes(platform: str) -> int | None:
     """Of the device, its context not counted; None on the CPU."""
     if platform == "cpu":
         return None
-    return importlib.import_module("strata_jax._native_cuda").memory()[0]
+    return importlib.import_module("strata_jax._native_cuda").memory(0)[0]
 
 
 def show_memory(runner, used: int) -> None:

@@ -76,9 +76,9 @@ class EngineTiers:
         peer_swaps = settings.peer_adapt_swaps
         adapt = AdaptSettings(
             every=settings.adapt_every,
-            swaps=settings.adapt_swaps if plan.cache_is_on else 0,
+            swaps=settings.adapt_swaps if plan.cache_is_on and plan.primary_moves else 0,
             peer_swaps=(settings.adapt_swaps if peer_swaps == -1 else peer_swaps)
-            if plan.peer_is_on
+            if plan.peer_is_on and plan.peer_moves
             else 0,
             decay=settings.adapt_decay,
         )

@@ -70,6 +70,9 @@ class TierPlan:
     cache_is_on: bool
     """Whether the primary has slots for experts."""
     peer_is_on: bool
+    primary_moves: bool
+    """Whether experts there may change places, if the settings want it."""
+    peer_moves: bool
     notes: tuple[str, ...]
     """What the user should know, one line each."""
 

@@ -87,6 +87,11 @@ def plan_tiers(
     return _Planner(pack, plan, settings, machine, steps or StepSizes(), profile).plan()
 
 
+_MEMORY_FLAG = {"primary": "device_memory_mib", "peer": "peer_memory_mib"}
+_SPARE_SHARE = 4
+"""Spare room for swaps is at most this part of what a GPU has for experts."""
+
+
 class _Planner:
     """The steps of `plan_tiers`, with what they share."""
 
@@ -123,24 +128,42 @@ class _Planner:
         shape = (self.config.num_layers, self.config.num_experts)
         self.expert_bytes = np.broadcast_to(np.asarray(layers, np.int64)[:, None], shape)
         self.largest_slot = int(slot_bytes(self.expert_bytes).max())
-        self.staging = self._staging_bytes(settings.adapt_swaps)
-        peer_swaps = settings.peer_adapt_swaps
-        swaps = settings.adapt_swaps if peer_swaps == -1 else peer_swaps
-        self.peer_staging = 0 if self.emulated else self._staging_bytes(swaps)
-        if settings.peer_device is None:
-            self.peer_staging = 0
         self.peer_workspace = peer_workspace_bytes(
             self.config, self.steps, is_reached=machine.peer_is_reached
         )
         self.notes = list(settings.notes(machine.platform))
+        self.staging, self.peer_staging = self._staging_bytes()
 
-    def _staging_bytes(self, swaps: int) -> int:
-        """Room beside the slots: for streamed copies, on a GPU for experts that change places."""
+    def _staging_bytes(self) -> tuple[int, int]:
+        """Room beside the slots of primary and peer: for streamed copies, or for swaps on a GPU."""
+        settings = self.settings
         if self.emulated:
-            share = self.settings.stream_share(self.machine.platform)
-            return stream_slots(self.config.num_experts, share) * self.largest_slot
-        moves = self.cache_is_on and swaps > 0
-        return swap_spare_bytes(slot_bytes(self.expert_bytes[:, 0]).tolist()) if moves else 0
+            share = settings.stream_share(self.machine.platform)
+            return stream_slots(self.config.num_experts, share) * self.largest_slot, 0
+        peer_swaps = settings.peer_adapt_swaps
+        if peer_swaps == -1:
+            peer_swaps = settings.adapt_swaps
+        primary = peer = 0
+        if self.cache_is_on and settings.adapt_swaps > 0:
+            fixed = sum(self.fixed.values())
+            primary = self._spare_bytes("primary", self.machine.primary_free_bytes, fixed)
+        if settings.peer_device is not None and peer_swaps > 0:
+            free = None if self.loopback else self.machine.peer_free_bytes
+            peer = self._spare_bytes("peer", free, self.peer_workspace)
+        return primary, peer
+
+    def _spare_bytes(self, name: str, free: int | None, fixed: int) -> int:
+        """Room for experts that change places; none where it would take too much of the slots'."""
+        wanted = swap_spare_bytes(slot_bytes(self.expert_bytes[:, 0]).tolist())
+        asked = getattr(self.settings, _MEMORY_FLAG[name])
+        memory = free if asked is None else asked * MIB if free is None else min(free, asked * MIB)
+        if memory is None or wanted <= max(0, memory - fixed) // _SPARE_SHARE:
+            return wanted
+        self.notes.append(
+            f"{name}: experts do not move there: {shown(wanted)} of spare room are too much of the "
+            f"{shown(max(0, memory - fixed))} for experts"
+        )
+        return 0
 
     def _expert_bytes(self, pack: Pack) -> Sequence[int]:
         """Bytes of an expert of each layer: as in the file, or as a device lays it out."""
@@ -177,6 +200,8 @@ class _Planner:
             placement=placement,
             cache_is_on=self.cache_is_on,
             peer_is_on=request.peer is not None,
+            primary_moves=self.emulated or self.staging > 0,
+            peer_moves=self.emulated or self.peer_staging > 0,
             notes=tuple(dict.fromkeys([*self.notes, *placement.notes])),
         )
 

@@ -11,8 +11,11 @@ from strata_jax.weights.budget import (
     HostMemory,
     StepSizes,
     peer_workspace_bytes,
+    swap_spare_bytes,
 )
+from strata_jax.weights.matrices import matrices_of
 from strata_jax.weights.pack import Pack, open_pack
+from strata_jax.weights.panels import expert_slot_bytes
 from strata_jax.weights.placement import Tier
 from strata_jax.weights.plan import Plan, expert_bytes_by_layer, make_plan
 from strata_jax.weights.profile import Profile, routed_model
@@ -161,11 +164,12 @@ def test_a_longer_context_costs_experts_not_the_answer(planned):
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_byte_less_on_a_gpu_is_an_expert_less(planned, missing: int):
     """Reports 32 and 43: the workspace comes first, whatever is free."""
-    full = planned(platform="cuda", free=(GIB, None), vram_reserve_mib=0)
+    still = {"platform": "cuda", "vram_reserve_mib": 0, "adapt_swaps": 0}
+    full = planned(free=(GIB, None), **still)
     assert full.placement.count(Tier.PRIMARY) == ALL
     memory = fixed_bytes(full) + full.placement.primary_bytes - missing
 
-    tiers = planned(platform="cuda", free=(memory, None), vram_reserve_mib=0)
+    tiers = planned(free=(memory, None), **still)
 
     tiers.check()
     assert tiers.placement.count(Tier.PRIMARY) == ALL - missing
@@ -409,19 +413,34 @@ def test_copies_of_streamed_experts_count_on_the_primary_and_in_ram(pack: Pack, 
     assert need_of(planned(pcie_frac=1.0), "host").parts["staging"] == largest  # the cache is off
 
 
-def test_copies_of_streamed_experts_come_before_experts(pack: Pack, planned):
-    staging = EXPERTS * max(expert_bytes_by_layer(pack))
-    full = planned(platform="cuda", free=(GIB, None), vram_reserve_mib=0)
-    memory = fixed_bytes(full) + full.placement.primary_bytes
+def test_room_for_swaps_on_a_gpu_comes_before_experts(pack: Pack, planned):
+    matrices = list(matrices_of(pack))
+    slots = [expert_slot_bytes(matrices, layer) for layer in range(pack.config.num_layers)]
+    spare = swap_spare_bytes(slots)
+    frozen = {"platform": "cuda", "vram_reserve_mib": 0, "adapt_swaps": 0}
+    fixed = fixed_bytes(planned(free=(GIB, None), **frozen))
+    memory = fixed + 5 * spare
+    still = planned(free=(memory, None), **frozen)
 
-    tiers = planned(platform="cuda", free=(memory, None), vram_reserve_mib=0, pcie_frac=0.5)
+    moving = planned(platform="cuda", free=(memory, None), vram_reserve_mib=0)
+
+    moving.check()
+    assert need_of(moving, "primary").parts["staging"] == spare
+    assert moving.primary_moves
+    assert need_of(still, "primary").parts["staging"] == 0
+    assert not still.primary_moves
+    assert need_of(moving, "primary").need_bytes <= memory
+
+
+def test_a_gpu_with_little_room_keeps_experts_where_they_are_and_says_so(planned):
+    frozen = {"platform": "cuda", "vram_reserve_mib": 0, "adapt_swaps": 0}
+    fixed = fixed_bytes(planned(free=(GIB, None), **frozen))
+
+    tiers = planned(platform="cuda", free=(fixed + 2_000_000, None), vram_reserve_mib=0)
 
     tiers.check()
-    assert need_of(tiers, "primary").parts["staging"] == staging
-    assert tiers.placement.count(Tier.PRIMARY) < ALL
-    short = {"platform": "cuda", "free": (fixed_bytes(full), None), "vram_reserve_mib": 0}
-    assert "--pcie_frac=0 " in problem_of(planned(**short, pcie_frac=0.5))
-    planned(**short, pcie_frac=0.0).check()
+    assert not tiers.primary_moves
+    assert any("experts do not move there" in note for note in tiers.notes)
 
 
 def test_arenas_are_copies_and_count(planned):
