@@ -2,7 +2,7 @@
 // sm_90a). The units work on their own: while they multiply one block of 32 values, the warps scale
 // and add the sums of another. With mma.sync on the same chip the two take turns, for it holds the
 // issue of its warp's processor while it reads registers: 6.2 cycles an instruction were measured
-// there, beside 13 of a block's float operations.
+// there, and a block of sums needs 13 float instructions (a count).
 #pragma once
 
 #include "cuda/mma.cuh"
