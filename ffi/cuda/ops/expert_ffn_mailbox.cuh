@@ -26,6 +26,14 @@ __device__ __forceinline__ void StoreReleaseSystem(uint64_t* address, uint64_t v
 #endif
 }
 
+__device__ __forceinline__ void StoreReleaseSystem(uint32_t* address, uint32_t value) {
+#if defined(STRATA_EMULATE)
+  __atomic_store_n(address, value, __ATOMIC_RELEASE);
+#else
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+#endif
+}
+
 __device__ __forceinline__ uint64_t NowNs() {
 #if defined(STRATA_EMULATE)
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
@@ -123,8 +131,7 @@ __device__ inline void AwaitHost(const FfnParams& p) {
       since = now;
     } else if (now - since > uint64_t{limit_ms} * 1000000u) {
       atomicExch(&m.state->failed, 1u);
-      *static_cast<volatile uint32_t*>(&m.box->aborted) = 1;
-      __threadfence_system();
+      StoreReleaseSystem(&m.box->aborted, uint32_t{1});
       return;
     }
   }
