@@ -109,9 +109,9 @@ _XLA_MEMORY = (
     "XLA_CLIENT_MEM_FRACTION",
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
     "XLA_PYTHON_CLIENT_PREALLOCATE",
-    "XLA_PYTHON_CLIENT_ALLOCATOR",
 )
-"""Variables that decide how much of a GPU XLA takes, and when; the first is the current name."""
+"""Variables that decide how much of a GPU XLA takes, and when; the first is the current name. Which
+allocator takes it stays the user's choice: see `unreachable_xla_memory`."""
 
 
 def environment_notes() -> tuple[str, ...]:
