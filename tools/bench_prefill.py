@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Times the reading of prompts: 512, 2,048 and 8,192 ids, and 4,096 ids at a depth of 32,768.
 
-    tools/bench_prefill.py MODEL [--platform=cuda] [--prompts=8192,4096@32768] [--profile]
+    tools/bench_prefill.py MODEL [--platform=cuda] [--prompts=8192,4096@32768] [--kv=int8] [--profile]
 
 Ids are random; the cache before a depth holds zeros, which selection breaks ties among: times at a depth are
 those of any text only as far as selection does not depend on scores. Each prompt is read `--repeat` times after
-a warm-up; the median counts. The matrix limit is the time of the multiply-adds of all weight matrices (a
+a warm-up; the median counts. On a GPU the memory in use stands beside the plan's. The matrix limit is the time of the multiply-adds of all weight matrices (a
 token's experts, the head once) at the card's rates for int8 (quantised matrices) and bfloat16 (the rest).
 """
 
@@ -18,12 +18,17 @@ import re
 import tempfile
 import time
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
+from bench_decode import free_bytes, show_memory
 
 from strata_jax.cli.devices import start_jax
-from strata_jax.config import TierSettings
+from strata_jax.cli.plan import plan_here
+from strata_jax.config import TILE_ROWS, KvType, TierSettings
 from strata_jax.ops.roles import EXPERT_ROLES, Role
+from strata_jax.weights.budget import StepSizes
+from strata_jax.weights.plan import make_plan
 
 PROMPTS = "512,2048,8192,4096@32768"
 _ROW_ROLES = {Role.TOKEN_EMBD, Role.NGRAM_TABLE}
@@ -39,24 +44,34 @@ def main() -> None:
     parser.add_argument("--prompts", default=PROMPTS, help="lengths, with @depth where not 0")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--expert_cache", type=int, default=None)
+    parser.add_argument("--kv", choices=get_args(KvType), default="fp16")
     parser.add_argument("--int8_tops", type=float, default=1580.0)
     parser.add_argument("--bf16_tops", type=float, default=790.0)
     parser.add_argument("--profile", action="store_true", help="time by kernel (without graphs)")
     arguments = parser.parse_args()
     if arguments.profile:  # a graph is one event to the profiler
         os.environ["XLA_FLAGS"] = "--xla_gpu_enable_command_buffer="
-    start_jax(arguments.platform, 16 << 30)
-    from strata_jax.engine.runner import Runner, RunnerOptions
-    from strata_jax.ops.native import Backend
     from strata_jax.weights.pack import open_pack
 
     prompts = [tuple(map(int, each.split("@"))) for each in arguments.prompts.split(",")]
     prompts = [(length, depth[0] if depth else 0) for length, *depth in prompts]
+    context = max(length + depth for length, depth in prompts)
     with open_pack(arguments.model) as pack:
+        settings = TierSettings(expert_cache=arguments.expert_cache)
+        sizes = StepSizes(tile_rows=TILE_ROWS[arguments.platform])
+        free_before = free_bytes(arguments.platform)
+        files = make_plan(pack, context, arguments.kv)
+        plan = plan_here(pack, files, settings, sizes, arguments.platform)
+        plan.check()
+        start_jax(arguments.platform, plan.xla_bytes)
+        from strata_jax.engine.runner import Runner, RunnerOptions
+        from strata_jax.ops.native import Backend
+
         options = RunnerOptions(
-            max_context=max(length + depth for length, depth in prompts),
+            max_context=context,
+            kv=arguments.kv,
             backend=Backend(arguments.platform),
-            tiers=TierSettings(expert_cache=arguments.expert_cache),
+            tiers=settings,
         )
         limit_s = matrix_seconds(pack, arguments.int8_tops, arguments.bf16_tops)
         runner = Runner(pack, pack.config, options, lambda _: None)
@@ -64,6 +79,8 @@ def main() -> None:
         try:
             for length, depth in prompts:
                 measure(runner, length, depth, limit_s, arguments)
+            if free_before is not None:
+                show_memory(runner, free_before - (free_bytes(arguments.platform) or 0))
         finally:
             runner.close()
 
