@@ -120,7 +120,7 @@ def cuda_machine(settings: TierSettings) -> "Machine":
     Raises:
         StrataError: if the first GPU, or the peer, cannot be used.
     """
-    from strata_jax.weights.budget import host_memory
+    from strata_jax.weights.budget import CUDA_RUNTIME_BYTES, host_memory
     from strata_jax.weights.tier_plan import Machine
 
     why = cuda_problem()
@@ -144,6 +144,7 @@ def cuda_machine(settings: TierSettings) -> "Machine":
         peer_free_bytes=peer_free,
         peer_is_reached=is_reached,
         num_devices=len(devices),
+        runtime_bytes=CUDA_RUNTIME_BYTES,
     )
 
 

@@ -12,7 +12,7 @@ from strata_jax import _native
 from strata_jax.config import KvType, TierSettings
 from strata_jax.errors import CapacityError
 from strata_jax.ops.native import CPU, Backend
-from strata_jax.weights.budget import GIB, StepSizes, host_memory, shown
+from strata_jax.weights.budget import CUDA_RUNTIME_BYTES, GIB, StepSizes, host_memory, shown
 from strata_jax.weights.device_experts import DeviceExperts, device_memory
 from strata_jax.weights.device_host import HostSettings, host_threads
 from strata_jax.weights.device_peer import PeerDevice, find_peer
@@ -224,4 +224,5 @@ def _machine(backend: Backend, number: int | str | None, peer: PeerDevice | None
         peer_free_bytes=peer_free,
         peer_is_reached=peer is not None and peer.is_reached,
         num_devices=count,
+        runtime_bytes=CUDA_RUNTIME_BYTES if backend.name == "cuda" else 0,
     )

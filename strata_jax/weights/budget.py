@@ -27,6 +27,11 @@ _MOST_TILE_SCORES = 128 * MIB
 """On a GPU all rows of a tile at once, as far as this goes (`ffi/cuda/ops/qsa_select.cu`)."""
 _STREAM_SLOTS = 16
 """Streamed experts that are copied at once; more take several rounds."""
+XLA_BYTES = 512 * MIB
+"""Of XLA's share of a GPU: the vectors of the model, constants and what XLA keeps for itself."""
+CUDA_RUNTIME_BYTES = XLA_BYTES + 88 * MIB
+"""What a process takes of a GPU beside what the plan names: the above, loaded kernels with their local memory,
+captured graphs. Measured on an H200: 533 to 594 MiB, 580 with 48 layers."""
 SWAP_SPARES = 16
 """Experts of one size that change places at once on a GPU, each with spare room on both sides."""
 _CACHE_GRAIN = 128

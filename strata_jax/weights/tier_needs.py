@@ -4,11 +4,8 @@ import dataclasses
 from typing import Any
 
 from strata_jax.errors import CapacityError
-from strata_jax.weights.budget import MIB, shown
+from strata_jax.weights.budget import MIB, XLA_BYTES, shown
 from strata_jax.weights.placement import Placement, Tier
-
-_XLA_BYTES = 512 * MIB
-"""For the vectors of the model, constants and what XLA keeps for itself."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,7 +82,7 @@ class TierPlan:
     def xla_bytes(self) -> int:
         """What XLA holds of the primary: caches, state and temporaries, with its own needs."""
         parts = next((need.parts for need in self.needs if need.name == "primary"), {})
-        return sum(parts.get(name, 0) for name in ("kv", "state", "workspace")) + _XLA_BYTES
+        return sum(parts.get(name, 0) for name in ("kv", "state", "workspace")) + XLA_BYTES
 
     def check(self) -> None:
         """CapacityError naming every memory that is too small, need and have, and what would fit."""

@@ -57,6 +57,8 @@ class Machine:
     """Whether the primary's kernels read the peer's memory."""
     num_devices: int = 1
     """GPUs that are visible."""
+    runtime_bytes: int = 0
+    """Of the primary, that no allocation of ours accounts for (`budget.CUDA_RUNTIME_BYTES`)."""
 
 
 def plan_tiers(
@@ -122,6 +124,8 @@ class _Planner:
             "state": plan.state_bytes,
             "workspace": self._workspace_bytes(plan.max_context),
         }
+        if machine.runtime_bytes:
+            self.fixed["runtime"] = machine.runtime_bytes
         if settings.peer_device is not None and not self.emulated:
             self.fixed["peer rows"] = peer_result_bytes(self.config, self.steps)
         layers = self._expert_bytes(pack)

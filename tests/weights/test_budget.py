@@ -7,6 +7,7 @@ import pytest
 
 from strata_jax.cli.files import EMBEDDED
 from strata_jax.weights.budget import (
+    CUDA_RUNTIME_BYTES,
     GIB,
     MIB,
     StepSizes,
@@ -19,6 +20,7 @@ from strata_jax.weights.budget import (
 )
 from strata_jax.weights.pack import open_pack
 from strata_jax.weights.plan import kv_bytes_per_token
+from tests.weights.tier_plans import make_pack_file, need_of, planner
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODEL = ROOT.joinpath("strata_jax", *EMBEDDED)
@@ -184,3 +186,14 @@ def test_a_default_reserve_shrinks_on_small_devices(mib, is_given, memory, expec
 )
 def test_shows_bytes_with_their_unit(count: int, expected: str):
     assert shown(count) == expected
+
+
+def test_what_a_gpus_process_takes_is_planned_also_for_a_count_of_experts(tmp_path: Path):
+    """A count does away with the reserve, not with XLA's own memory and the loaded kernels."""
+    with open_pack(make_pack_file(tmp_path)) as pack:
+        flags = {"platform": "cuda", "free": (2 * GIB, None), "expert_cache": 4}
+        bare = need_of(planner(pack)(**flags), "primary")
+        real = need_of(planner(pack)(**flags, runtime=CUDA_RUNTIME_BYTES), "primary")
+
+    assert bare.parts["reserve"] == real.parts["reserve"] == 0
+    assert real.need_bytes - bare.need_bytes == real.parts["runtime"] == CUDA_RUNTIME_BYTES

@@ -38,6 +38,7 @@ def planner(pack: Pack) -> Callable[..., TierPlan]:
         context: int | None = None,
         profile: Profile | None = None,
         free: tuple[int | None, int | None] = (None, None),
+        runtime: int = 0,
         **settings,
     ) -> TierPlan:
         machine = Machine(
@@ -46,6 +47,7 @@ def planner(pack: Pack) -> Callable[..., TierPlan]:
             primary_free_bytes=free[0],
             peer_free_bytes=free[1],
             num_devices=2,
+            runtime_bytes=runtime,
         )
         sizes = plan if context is None else make_plan(pack, context)
         return plan_tiers(pack, sizes, TierSettings(**settings), machine, profile=profile)
