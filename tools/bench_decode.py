@@ -105,12 +105,13 @@ def free_bytes(platform: str) -> int | None:
 
 
 def show_memory(runner, used: int) -> None:
-    """The plan's table for the device beside what is in use."""
+    """The plan's table for the device beside what is in use; the reserve is there to stay free."""
     need = next(need for need in runner.tiers.plan.needs if need.name == "primary")
+    planned = need.need_bytes - need.parts["reserve"]
     print(need.line())
     print(
-        f"in use {used / 2**20:.0f} MiB, planned {need.need_bytes / 2**20:.0f} MiB: "
-        f"{100 * used / need.need_bytes - 100:+.2f} %"
+        f"in use {used / 2**20:.0f} MiB, planned {planned / 2**20:.0f} MiB: "
+        f"{100 * used / planned - 100:+.2f} %"
     )
 
 

@@ -215,8 +215,10 @@ def test_gives_the_same_bits_whichever_way_a_peer_is_reached(
     assert any(note.startswith("peer: rows ") for note in notes)
     assert counters["entries_primary"] > 0
     assert counters["entries_peer"] > 0
-    assert (counters["entries_stream"] > 0) == (on_primary == 40)
-    routed = sum(counters[f"entries_{name}"] for name in ("primary", "peer", "stream"))
+    missed = counters["entries_stream"] + counters["entries_host"]
+    assert (missed > 0) == (on_primary == 40)
+    tiers = ("primary", "peer", "stream", "host")  # on a GPU the host takes its measured share
+    routed = sum(counters[f"entries_{name}"] for name in tiers)
     assert routed == len(got) * pack.config.num_experts_active * pack.config.num_layers
 
 
