@@ -21,6 +21,9 @@ Platform = Literal["cpu", "cuda"]
 TILE_ROWS: Mapping[Platform, int] = {"cpu": 256, "cuda": 2048}
 """Rows of a prompt tile. Bits depend on them (numerics.md, contract C)."""
 
+MOST_DRAFTS = 7
+"""Drafts of a window: as many as the recurrent state has room for."""
+
 NgramIo = Literal["direct", "mmap", "ram"]
 KvType = Literal["fp16", "int8", "f32"]
 """How keys and values are cached (`ops/cells.py`); the first is the default."""

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from strata_jax.config import KvType, ModelConfig
+from strata_jax.config import MOST_DRAFTS, KvType, ModelConfig
 from strata_jax.engine.loader import load_params, primary_sharding
-from strata_jax.engine.runner import tile_program, window_program
+from strata_jax.engine.programs import Numbers, tile_program, window_program
 from strata_jax.model.state import DecodeState, empty_state, num_cells
 from strata_jax.ops.sets import OpSet, native_ops, plain_ops
 from strata_jax.weights.matrices import fill_store
@@ -59,14 +59,16 @@ class Stepper:
                 ops = native_ops(self._store.slot, table=table_slot)
             ops, selected = _recorded(wrap(ops))
             if form == "window":
-                return *window_program(ops, self.config, *args), selected
-            return *tile_program(ops, self.config, True, *args), selected
+                logits, _, state = window_program(ops, self.config, *args)
+            else:
+                logits, _, state = tile_program(ops, self.config, True, *args)
+            return logits, state, selected
 
         self._program = jax.jit(program, static_argnums=0)
 
     def empty(self) -> DecodeState:
         """The state before the first id."""
-        return self.place(empty_state(self.config, self.cells, self.kv))
+        return self.place(empty_state(self.config, self.cells, self.kv, MOST_DRAFTS))
 
     def place(self, state: DecodeState) -> DecodeState:
         """A state made by hand, where the programs expect it (elsewhere would compile them anew)."""
@@ -81,8 +83,20 @@ class Stepper:
         width: int | None = None,
         form: str = "window",
         fill: int = 0,
+        kept: int = 0,
+        certain: int | None = None,
     ) -> Result:
         """One program of `width` rows (as many as ids, if None); `fill` stands in the dead rows.
+
+        Args:
+            state: to begin with.
+            ids: to read.
+            pos: of the first.
+            width: of the program.
+            form: "window" or "tile".
+            fill: see above.
+            kept: drafts of the window before that came true.
+            certain: rows that are no drafts; all if None.
 
         Returns:
             logits [n, V] of the live rows, and the new state.
@@ -90,8 +104,10 @@ class Stepper:
         live = len(ids)
         padded = np.full(width or live, fill, np.int32)
         padded[:live] = ids
-        numbers = (np.int32(pos), np.int32(live), np.int32(live))
-        args = (self._params, state, padded, *numbers)
+        certain = live if certain is None else certain
+        numbers = Numbers(pos=pos, live=live, head_rows=live, kept=kept, certain=certain)
+        numbers = Numbers(*(np.int32(number) for number in numbers))
+        args = (self._params, state, padded, numbers)
         logits, state, selected = self._program(form, self._matrices, *args)
         self.selected = [np.asarray(blocks)[:live] for blocks in selected]
         return np.asarray(logits)[:live], state
@@ -165,6 +181,23 @@ def same_bits(a: object, b: object) -> bool:
     return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in zip(left, right))
 
 
+def without_drafts(state: DecodeState) -> DecodeState:
+    """The state with nothing left of the last window's drafts, none of which came true."""
+    recurrent = state.recurrent
+    linear = tuple(
+        type(layer)(conv=layer.conv, delta=layer.delta, pending=jnp.zeros_like(layer.pending))
+        for layer in recurrent.linear
+    )
+    ngram = recurrent.ngram
+    if ngram is not None:
+        drafts = ngram.pending.shape[0]
+        tokens = ngram.tokens.at[ngram.tokens.shape[0] - drafts :].set(0)
+        pending = jnp.zeros_like(ngram.pending)
+        ngram = type(ngram)(tokens=tokens, conv=ngram.conv, pending=pending)
+    return DecodeState(cells=state.cells, recurrent=type(recurrent)(linear=linear, ngram=ngram))
+
+
 def same_state(a: DecodeState, b: DecodeState, length: int, ratio: int) -> bool:
-    """Whether two states agree after `length` ids; cells past them are not looked at."""
-    return same_bits(with_nan_after(a, length, ratio), with_nan_after(b, length, ratio))
+    """Whether two states agree after `length` ids; cells past them and drafts are not looked at."""
+    left, right = (without_drafts(with_nan_after(each, length, ratio)) for each in (a, b))
+    return same_bits(left, right)

@@ -77,15 +77,19 @@ STRATA_CLONES void ConvolveRow(const NgramGateArgs& a, int64_t t, const float* i
 
 void NgramGate(const NgramGateArgs& a) {
   thread_local std::vector<float> shared_inputs;
-  std::vector<float>& inputs = shared_inputs;  // [(taps-1) dilation + T, J*D]
+  std::vector<float>& inputs = shared_inputs;  // [(taps-1) dilation + kept drafts + T, J*D]
   const int64_t wide = a.num_streams * a.width;
   const int64_t history = (a.num_taps - 1) * a.dilation;
-  inputs.resize((history + a.num_live) * wide);
-  std::memcpy(inputs.data(), a.conv_state, history * wide * sizeof(float));
+  inputs.resize((history + a.num_kept + a.num_live) * wide);
+  std::copy_n(a.conv_state, history * wide, inputs.data());
+  std::copy_n(a.pending, a.num_kept * wide, inputs.data() + history * wide);
+  float* before = inputs.data() + a.num_kept * wide;  // row 0's oldest input
   ThreadPool& pool = ThreadPool::Global();
-  pool.Run(a.num_live, [&](int64_t t) { GateRow(a, t, inputs.data() + (history + t) * wide); });
-  pool.Run(a.num_live, [&](int64_t t) { ConvolveRow(a, t, inputs.data() + t * wide); });
-  std::memcpy(a.conv_state, inputs.data() + a.num_live * wide, history * wide * sizeof(float));
+  pool.Run(a.num_live, [&](int64_t t) { GateRow(a, t, before + (history + t) * wide); });
+  pool.Run(a.num_live, [&](int64_t t) { ConvolveRow(a, t, before + t * wide); });
+  const float* drafts = before + (history + a.num_certain) * wide;
+  std::copy_n(drafts - history * wide, history * wide, a.conv_state);
+  std::copy_n(drafts, (a.num_live - a.num_certain) * wide, a.pending);
 }
 
 }  // namespace strata

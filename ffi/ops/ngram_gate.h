@@ -6,6 +6,9 @@
 // with a causal depthwise convolution over time, its taps `dilation` rows apart (model.md, section
 // 7). Each row depends on the rows before it and the incoming state only. Rows at and past num_live
 // change nothing.
+//
+// Rows from num_certain on are drafts, and num_kept drafts of the call before came true: as in
+// ops/gdn_window.h, for the state of the convolution.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +23,10 @@ struct NgramGateArgs {
   const float* conv_weight;  // [taps, J*D]  the last tap is the row itself
   float* streams;            // [T, J, D]    in place
   float* conv_state;  // [(taps-1) dilation, J*D]  inputs before row 0, oldest first; in place
+  float* pending;     // [R, J*D]  the drafts' inputs; in place
   int64_t num_live;
+  int64_t num_certain;  // at most num_live
+  int64_t num_kept;     // at most R; num_live - num_certain is, too
   int64_t num_streams;  // J
   int64_t width;        // D, a multiple of 16
   int64_t num_taps;

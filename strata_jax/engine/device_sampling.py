@@ -2,9 +2,12 @@
 
 The next step takes the id from the device's memory, so nobody waits for the host between two steps. The
 number that decides a draw comes from the host: it belongs to seed and position, both known beforehand.
-Sums are float32 here and float64 there: two ids whose border lies within 1e-6 of a draw may change places.
+Weights are whole multiples of 2^-24 of the largest here and float64 there: two ids whose border lies within
+1e-6 of a draw may change places. Whole numbers, because their sums have one value whatever the order in which a
+compiler adds them: a window's row and a row alone draw the same id (contract W).
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -18,6 +21,9 @@ from strata_jax.types import pytree
 
 MOST_CHOSEN = 64
 """A larger top_k, or none, sorts the whole vocabulary."""
+_WEIGHT_BITS = 24
+_LOW_BITS = 12
+"""A sum of that many low bits, and one of the others, fit int32 for 2^18 ids."""
 _GROUP = 128
 """Ids of a group; a row's best `MOST_CHOSEN` ids lie in as many groups at most."""
 Scalar = Float32[Array, ""] | Int32[Array, ""] | np.float32 | np.int32
@@ -44,7 +50,7 @@ class Numbers:
     repetition: Scalar
     presence: Scalar
     frequency: Scalar
-    draw: Scalar
+    draw: Scalar | Float32[Array, " T"] | np.ndarray
 
 
 class DeviceSampling:
@@ -65,6 +71,7 @@ class DeviceSampling:
         )
         chosen = 0 < settings.top_k <= MOST_CHOSEN
         self._program = _program(chosen, sharding, result_sharding)
+        self._rows_program = _rows_program(chosen, sharding, result_sharding)
 
     def draw(self, logits: jax.Array | np.ndarray, position: int) -> tuple[jax.Array, jax.Array]:
         """Queues the draw of the id at `position` from logits [1, V].
@@ -72,9 +79,39 @@ class DeviceSampling:
         Returns:
             the id twice, for the host and for the next step; -1 if a logit is not finite.
         """
+        numbers = self._numbers(np.float32(uniform(self._settings.seed, position)))
+        found, token, self._history = self._program(logits, self._history, numbers)
+        return found, token
+
+    def draw_rows(
+        self, logits: jax.Array | np.ndarray, ids: np.ndarray, position: int
+    ) -> jax.Array:
+        """Queues the draws after the rows of a window of drafts.
+
+        A row's penalties go by the drafts before it, as if those had been drawn; where they were not, the
+        row's id is of no meaning.
+
+        Args:
+            logits: [T, V].
+            ids: [n], the certain id and the drafts after it.
+            position: of the id after row 0.
+
+        Returns:
+            [T], -1 for a row with a logit that is not finite.
+        """
+        rows = logits.shape[0]
+        padded = np.zeros(rows, np.int32)
+        padded[: len(ids)] = ids
+        draws = [uniform(self._settings.seed, position + row) for row in range(rows)]
+        numbers = self._numbers(np.asarray(draws, np.float32))
+        live = np.int32(len(ids))
+        found, self._history = self._rows_program(logits, self._history, numbers, padded, live)
+        return found
+
+    def _numbers(self, draw: np.ndarray | np.float32) -> "Numbers":
         s = self._settings
         greedy = s.temperature < GREEDY_BELOW or s.top_k == 1
-        numbers = Numbers(
+        return Numbers(
             temperature=np.float32(0.0 if greedy else s.temperature),
             top_k=np.int32(s.top_k),
             top_p=np.float32(s.top_p),
@@ -82,21 +119,27 @@ class DeviceSampling:
             repetition=np.float32(s.repetition_penalty),
             presence=np.float32(s.presence_penalty),
             frequency=np.float32(s.frequency_penalty),
-            draw=np.float32(uniform(s.seed, position)),
+            draw=draw,
         )
-        found, token, self._history = self._program(logits, self._history, numbers)
-        return found, token
 
 
-def compile_draws(vocab_size: int, sharding, result_sharding) -> None:
-    """Compiles both programs: one that came later would throw away every graph of the process."""
-    logits = jnp.zeros((1, vocab_size), jnp.float32, device=sharding)
+def compile_draws(vocab_size: int, rows: int, sharding, result_sharding) -> None:
+    """Compiles all programs: one that came later would throw away every graph of the process.
+
+    Args:
+        vocab_size: V.
+        rows: of a window that may hold drafts; 0: there are none.
+        sharding: see `DeviceSampling`.
+        result_sharding: likewise.
+    """
+    logits = jnp.zeros((max(1, rows), vocab_size), jnp.float32, device=sharding)
     for top_k in (1, 0):
         settings = SamplingSettings(top_k=top_k)
         sampler = Sampler(settings, (), vocab_size)
-        jax.block_until_ready(
-            DeviceSampling(settings, sampler, sharding, result_sharding).draw(logits, 0)
-        )
+        sampling = DeviceSampling(settings, sampler, sharding, result_sharding)
+        jax.block_until_ready(sampling.draw(logits[:1], 0))
+        if rows:
+            jax.block_until_ready(sampling.draw_rows(logits, np.zeros(1, np.int32), 0))
 
 
 @functools.lru_cache(maxsize=4)
@@ -107,6 +150,52 @@ def _program(chosen: bool, sharding, result_sharding):
 
     shardings = (result_sharding, sharding, sharding)
     return jax.jit(program, donate_argnums=1, out_shardings=shardings)
+
+
+@functools.lru_cache(maxsize=4)
+def _rows_program(chosen: bool, sharding, result_sharding):
+    program = functools.partial(draw_rows, chosen=chosen)
+    return jax.jit(program, donate_argnums=1, out_shardings=(result_sharding, sharding))
+
+
+def draw_rows(
+    logits: Float32[Array, "T V"],
+    history: History,
+    numbers: Numbers,
+    ids: Int32[Array, " T"],
+    live: Int32[Array, ""],
+    *,
+    chosen: bool,
+) -> tuple[Int32[Array, " T"], History]:
+    """The id after each row, and the history with those that follow only drafts that came true.
+
+    Args:
+        logits: of a window's rows.
+        history: what was seen before it, its first id included.
+        numbers: the settings, and a draw for each row.
+        ids: of the window; those behind the first are drafts.
+        live: rows that count.
+        chosen: as in `draw_id`.
+    """
+    rows = jnp.arange(len(ids))
+    before = (rows[None, :] >= 1) & (rows[None, :] <= rows[:, None])  # drafts that a row follows
+
+    def draw(x, follows, number):
+        seen = _with_ids(history, ids, follows)
+        return draw_id(x, seen, dataclasses.replace(numbers, draw=number), chosen=chosen)[0]
+
+    found = jax.vmap(draw)(logits, before, numbers.draw)
+    came_true = jnp.cumprod((found[:-1] == ids[1:]) & (rows[1:] < live))
+    drawn = jnp.concatenate([jnp.ones((1,), came_true.dtype), came_true]) > 0
+    return found, _with_ids(history, jnp.maximum(found, 0), drawn)
+
+
+def _with_ids(history: History, ids: Int32[Array, " T"], which: Bool[Array, " T"]) -> History:
+    """The history after `ids`, of which only some count."""
+    return History(
+        seen=history.seen.at[ids].max(which),
+        counts=history.counts.at[ids].add(which.astype(jnp.int32)),
+    )
 
 
 def draw_id(
@@ -130,7 +219,7 @@ def draw_id(
         ids, weights = ids[order], weights[order]
     else:
         ids, weights = jnp.arange(len(x)), _filtered_all(x, numbers)
-    sums = jnp.cumsum(weights)
+    sums = _sums(weights)
     place = jnp.sum(sums <= numbers.draw * sums[-1])
     # Rounding may leave the draw behind the last sum: then the last id with a weight.
     last = jnp.max(jnp.where(weights > 0, jnp.arange(len(weights)), 0))
@@ -139,6 +228,14 @@ def draw_id(
     token = jnp.where(finite, token, -1).astype(jnp.int32)
     at = jnp.maximum(token, 0)
     return token, History(seen=history.seen.at[at].set(True), counts=history.counts.at[at].add(1))
+
+
+def _sums(weights: Float32[Array, " C"]) -> Float32[Array, " C"]:
+    """Running sums of weights from 0 to 1 in units of 2^-24: exact but for one rounding at the end."""
+    units = jnp.floor(weights * 2.0**_WEIGHT_BITS).astype(jnp.int32)
+    high = jnp.cumsum(units >> _LOW_BITS).astype(jnp.float32)
+    low = jnp.cumsum(units & (2**_LOW_BITS - 1)).astype(jnp.float32)
+    return high * 2.0**_LOW_BITS + low
 
 
 def _penalise(x: Float32[Array, " V"], history: History, n: Numbers) -> Float32[Array, " V"]:
@@ -169,8 +266,9 @@ def _filtered(
 ) -> Float32[Array, " C"]:
     """Weights of candidates in descending order: top_p and min_p before the temperature."""
     weights = jnp.where(keep, jnp.exp(scores - scores[0]), 0.0)
-    before = jnp.cumsum(weights) - weights
-    keep &= (weights >= n.min_p) & ((n.top_p >= 1) | (before < n.top_p * weights.sum()))
+    sums = _sums(weights)
+    before = jnp.concatenate([jnp.zeros((1,)), sums[:-1]])
+    keep &= (weights >= n.min_p) & ((n.top_p >= 1) | (before < n.top_p * sums[-1]))
     keep = keep.at[0].set(True)
     temperature = jnp.maximum(n.temperature, GREEDY_BELOW)
     return jnp.where(keep, jnp.exp((scores - scores[0]) / temperature), 0.0)

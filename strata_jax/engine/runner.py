@@ -9,19 +9,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, Int32
 
-from strata_jax.config import TILE_ROWS, KvType, ModelConfig, TierSettings
+from strata_jax.config import MOST_DRAFTS, TILE_ROWS, KvType, ModelConfig, TierSettings
 from strata_jax.engine.device_sampling import DeviceSampling, compile_draws
 from strata_jax.engine.loader import load_params, primary_sharding
+from strata_jax.engine.programs import Numbers, best_id, tile_program, window_program
 from strata_jax.engine.request import SamplingSettings
 from strata_jax.engine.sampling import Sampler
 from strata_jax.engine.tiers import EngineTiers
 from strata_jax.errors import StrataError
 from strata_jax.model.state import DecodeState, empty_state, num_cells
-from strata_jax.model.transformer import Residual, forward, head
 from strata_jax.ops.native import CPU, Backend
-from strata_jax.ops.sets import OpSet, native_ops
+from strata_jax.ops.sets import native_ops
 from strata_jax.weights.budget import StepSizes, host_memory
 from strata_jax.weights.device_table import DeviceNgramTable
 from strata_jax.weights.matrices import fill_store
@@ -48,6 +47,15 @@ class RunnerOptions:
     """Where experts lie and how they move; results do not depend on it."""
     backend: Backend = CPU
     """Whose kernels run."""
+    drafts: bool = False
+    """Windows may hold drafts."""
+    residual: bool = False
+    """Steps give the residual of their rows, which a drafter reads."""
+
+    @property
+    def most_drafts(self) -> int:
+        """Rows of a window that may be drafts."""
+        return min(self.window_rows - 1, MOST_DRAFTS)
 
 
 class Runner:
@@ -96,11 +104,14 @@ class Runner:
         self._best: jax.Array | None = None
         self._queued: jax.Array | None = None
         self.position = 0
-        """Tokens read so far."""
+        """Tokens read so far, for good."""
+        self.residual: jax.Array | None = None
+        """The last residual of the newest step's rows [T, J, D], on the device (with `residual`)."""
+        self._certain_end = 0  # position behind the newest step's certain rows
+        self._drafted = self._kept = 0  # its drafts, and those of them that came true
         self.load_s = time.perf_counter() - start
         start = time.perf_counter()
-        empty = functools.partial(empty_state, config, self._cells, options.kv)
-        self._empty = jax.jit(empty, out_shardings=self._sharding).lower().compile()
+        self._empty = jax.jit(self._empty_state, out_shardings=self._sharding).lower().compile()
         self._cleared = self._compile_cleared()
         self._window = self._compile(
             functools.partial(window_program, ops, self.config), options.window_rows, report
@@ -112,23 +123,29 @@ class Runner:
         )
         if options.backend.is_device:
             report("compiling the draws")
-            compile_draws(config.vocab_size, self._sharding, self._result_sharding())
+            rows = options.window_rows if options.drafts else 0
+            compile_draws(config.vocab_size, rows, self._sharding, self._result_sharding())
         self.compile_s = time.perf_counter() - start
 
     def _compile_cleared(self):
         """The program that makes a state empty where it is."""
-        empty = functools.partial(empty_state, self.config, self._cells, self.options.kv)
-        shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._sharding),
-            jax.eval_shape(empty),
-        )
         cleared = jax.jit(
-            lambda _: empty(),
+            lambda _: self._empty_state(),
             donate_argnums=0,
             keep_unused=True,
             out_shardings=self._sharding,
         )
-        return cleared.lower(shapes).compile()
+        return cleared.lower(self._state_shapes()).compile()
+
+    def _empty_state(self) -> DecodeState:
+        options = self.options
+        return empty_state(self.config, self._cells, options.kv, options.most_drafts)
+
+    def _state_shapes(self):
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._sharding),
+            jax.eval_shape(self._empty_state),
+        )
 
     def _open_tiers(self, pack: Pack, report: Callable[[str], None]) -> EngineTiers:
         options = self.options
@@ -152,27 +169,23 @@ class Runner:
 
     def _compile(self, program, rows: int, report: Callable[[str], None]):
         report(f"compiling the program for {rows} rows")
-        state = jax.eval_shape(
-            functools.partial(empty_state, self.config, self._cells, self.options.kv)
-        )
         place = functools.partial(jax.ShapeDtypeStruct, sharding=self._sharding)
-        state = jax.tree.map(lambda leaf: place(leaf.shape, leaf.dtype), state)
 
-        def packed(params, state, numbers, last_best):
-            # One transfer a step: ids, then position, live rows, rows of the head, and whether the
-            # first id is the one that the step before found: the host need not know it yet.
-            ids, (pos, live, head_rows, follows) = numbers[:rows], numbers[rows:]
-            ids = ids.at[0].set(jnp.where(follows == 1, last_best, ids[0]))
+        def packed(params, state, packed_numbers, last_best):
+            # One transfer a step: the host need not know the id that the step before found.
+            ids, numbers = packed_numbers[:rows], Numbers(*packed_numbers[rows:])
+            ids = ids.at[0].set(jnp.where(numbers.follows == 1, last_best, ids[0]))
             params = jax.tree.unflatten(self._params_tree, params)
-            logits, state = program(params, state, ids, pos, live, head_rows)
+            logits, residual, state = program(params, state, ids, numbers)
             # A device's memory is far: who wants one row, or its best id, does not fetch all.
             best = best_id(logits[0]) if self.options.backend.is_device else jnp.int32(-1)
-            return best, best, logits[:1], logits, state
+            written = residual.written() if self.options.residual else None
+            return best, best, logits[:1], logits, written, state
 
-        shardings = (self._result_sharding(), None, None, None, None)
+        shardings = (self._result_sharding(), None, None, None, None, None)
         jitted = jax.jit(packed, donate_argnums=1, out_shardings=shardings)
-        numbers, best = place((rows + 4,), jnp.int32), place((), jnp.int32)
-        lowered = jitted.lower(self._params, state, numbers, best)
+        numbers, best = place((rows + len(Numbers._fields),), jnp.int32), place((), jnp.int32)
+        lowered = jitted.lower(self._params, self._state_shapes(), numbers, best)
         return lowered.compile(_compiler_options(self.options.backend))
 
     def _result_sharding(self) -> jax.sharding.Sharding:
@@ -188,7 +201,8 @@ class Runner:
         state, self._state = self._state, None
         self._state = self._empty() if state is None else self._cleared(state)
         self._best = jax.device_put(np.int32(0), self._sharding)  # the old one may be an error
-        self.position = 0
+        self.residual = None
+        self.position = self._certain_end = self._drafted = self._kept = 0
 
     def read_tile(self, ids: np.ndarray, *, want_logits: bool) -> np.ndarray:
         """Reads up to `tile_rows` ids from a multiple of GRAIN on.
@@ -201,6 +215,7 @@ class Runner:
             of no meaning unless `want_logits`.
         """
         assert self.position % GRAIN == 0, self.position
+        self._settle()
         if self.options.backend.is_device and not want_logits:
             before, self._queued = self._queued, self._start(self._tile, self.tile_rows, ids, 0)[0]
             if before is not None:
@@ -216,6 +231,46 @@ class Runner:
         logits = self._run(self._window, self.options.window_rows, ids, rows)[: len(ids)]
         self._after_window(position)
         return logits
+
+    def read_drafts(self, ids: np.ndarray) -> np.ndarray:
+        """Reads a certain id and the drafts after it in one window; returns their logits [n, V].
+
+        The drafts are not part of what was read until `keep` says so.
+        """
+        position = self.position
+        logits = self._run(self._window, self.options.window_rows, ids, len(ids), certain=1)
+        self._after_window(position)
+        return logits[: len(ids)]
+
+    def draw_drafts(self, ids: np.ndarray, sampling: DeviceSampling) -> np.ndarray:
+        """`read_drafts` on a device that draws, too: the id after each row, for as many as came true.
+
+        Returns:
+            ids [n]; -1 for a row whose logits are not finite, of no meaning behind the first draft that
+            did not come true.
+        """
+        position = self.position
+        rows = self.options.window_rows
+        _, _, logits = self._start(self._window, rows, ids, len(ids), certain=1)
+        found = sampling.draw_rows(logits, ids, position + 1)
+        try:
+            drawn = np.asarray(found)[: len(ids)]
+        except (ValueError, RuntimeError):
+            self._state, self.position = None, position
+            raise
+        self._after_window(position)
+        return drawn
+
+    def keep(self, count: int) -> None:
+        """Says how many drafts of the newest window came true; the last word before the next step counts."""
+        assert 0 <= count <= self._drafted, (count, self._drafted)
+        self._kept = count
+        self.position = self._certain_end + count
+
+    def _settle(self) -> None:
+        """Puts drafts that came true into the recurrent state, for a step that replays none."""
+        if self._kept > 0:
+            self._run(self._window, self.options.window_rows, np.zeros(0, np.int32), 0)
 
     def _after_window(self, position: int) -> None:
         """Lets the tiers adapt; where they say that the window means nothing, so does the state."""
@@ -277,7 +332,14 @@ class Runner:
         return {"mode": self._table.mode, **self._table.counters()}
 
     def _start(
-        self, program, width: int, ids: np.ndarray, head_rows: int, follows: bool = False
+        self,
+        program,
+        width: int,
+        ids: np.ndarray,
+        head_rows: int,
+        *,
+        follows: bool = False,
+        certain: int | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Puts a step into the queue; returns its best id, its first logits and all of them.
 
@@ -287,24 +349,39 @@ class Runner:
             ids: to read.
             head_rows: rows that get logits.
             follows: the first id is the best of the step before, whatever `ids` says.
+            certain: ids from this one on are drafts; None: there are none.
         """
         assert self._state is not None, "reset before reading"
-        assert 0 < len(ids) <= width
+        certain = len(ids) if certain is None else certain
+        assert len(ids) <= width
+        assert 0 <= len(ids) - certain <= self.options.most_drafts
         assert self.position + len(ids) <= self.options.max_context
         self.tiers.experts.before_window()
-        numbers = np.zeros(width + 4, np.int32)
+        numbers = np.zeros(width + len(Numbers._fields), np.int32)
         numbers[: len(ids)] = ids
-        numbers[width:] = self.position, len(ids), head_rows, follows
+        numbers[width:] = Numbers(
+            pos=self.position,
+            live=len(ids),
+            head_rows=head_rows,
+            follows=follows,
+            kept=self._kept,
+            certain=certain,
+        )
         state, self._state = self._state, None  # donated: a failed step leaves no state behind
-        best, self._best, first, logits, state = program(self._params, state, numbers, self._best)
+        best, self._best, first, logits, self.residual, state = program(
+            self._params, state, numbers, self._best
+        )
         self._state = state
-        self.position += len(ids)
+        self.position = self._certain_end = self.position + certain
+        self._drafted, self._kept = len(ids) - certain, 0
         return best, first, logits
 
     def _start_one(self, token: int, follows: bool, sampling: DeviceSampling | None) -> jax.Array:
         """Queues a step of one row, and the draw after it; returns the id it will have found."""
         ids = np.asarray([token], np.int32)
-        found, first, _ = self._start(self._window, self.options.window_rows, ids, 1, follows)
+        found, first, _ = self._start(
+            self._window, self.options.window_rows, ids, 1, follows=follows
+        )
         if sampling is not None:
             found, self._best = sampling.draw(first, self.position)
         return found
@@ -325,11 +402,13 @@ class Runner:
             self._state = None
             raise
 
-    def _run(self, program, width: int, ids: np.ndarray, head_rows: int) -> np.ndarray:
+    def _run(
+        self, program, width: int, ids: np.ndarray, head_rows: int, certain: int | None = None
+    ) -> np.ndarray:
         position = self.position
         self._queued = None  # its error is this step's, too
         try:
-            _, first, logits = self._start(program, width, ids, head_rows)
+            _, first, logits = self._start(program, width, ids, head_rows, certain=certain)
             # Waits, and raises what the step raised.
             return np.asarray(logits if head_rows > 1 else first)
         except (ValueError, RuntimeError):  # which one is JAX's whim
@@ -366,36 +445,3 @@ def _open_table(
         table_bytes = pack.tensor(TENSOR).nbytes
         mode = "mmap" if 8 * table_bytes <= host_memory().available_bytes else "direct"
     return NgramTable(pack, mode, report)
-
-
-def best_id(logits: Float32[Array, " V"]) -> Int32[Array, ""]:
-    """Id of the largest logit, the lowest of equal ones; -1 if one is not finite."""
-    finite = jnp.all(jnp.isfinite(logits))
-    return jnp.where(finite, jnp.argmax(logits), -1).astype(jnp.int32)
-
-
-def window_program(
-    ops: OpSet, config: ModelConfig, params, state: DecodeState, ids, pos, live, head_rows
-):
-    """A window: logits [T, V] of its first `head_rows` rows, and the new state."""
-    residual, state = forward(ops, ops.gdn_window, config, params, state, ids, pos, live)
-    return head(ops, config, params, residual, head_rows), state
-
-
-def tile_program(
-    ops: OpSet,
-    config: ModelConfig,
-    all_logits: bool,
-    params,
-    state: DecodeState,
-    ids,
-    pos,
-    live,
-    head_rows,
-):
-    """A tile: logits of its last live row, or of every row, and the new state."""
-    residual, state = forward(ops, ops.gdn_chunk, config, params, state, ids, pos, live)
-    if not all_logits:
-        last = [jax.lax.dynamic_slice_in_dim(x, live - 1, 1) for x in residual]
-        residual = Residual(*last)
-    return head(ops, config, params, residual, head_rows), state

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float32, Int32
 
 from strata_jax.config import ModelConfig, NgramConfig
 from strata_jax.model.params import NgramParams
-from strata_jax.model.state import NgramState
+from strata_jax.model.state import Drafts, NgramState
 from strata_jax.ops.roles import Role
 from strata_jax.ops.sets import OpSet
 
@@ -36,15 +36,19 @@ def ngram_block(
     streams: Float32[Array, "T J D"],
     ids: Int32[Array, " T"],
     live: Int32[Array, ""],
+    drafts: Drafts | None,
 ) -> tuple[Float32[Array, "T J D"], NgramState]:
-    """The streams with the embedding added, and the state after the live rows.
+    """The streams with the embedding added, and the state after the rows that are no drafts.
 
-    Source: model.md, section 7.
+    A tile has none (`drafts` is None). Source: model.md, section 7.
     """
     ngram = config.ngram
     assert ngram is not None
     _, J, D = streams.shape
-    e = ops.ngram_rows(contexts(ngram, state.tokens, ids), live, ngram=ngram)
+    kept, certain = (jnp.int32(0), live) if drafts is None else (drafts.kept, drafts.certain)
+    num_before, num_drafts = ngram.ngram_size - 1, state.pending.shape[0]
+    before = jax.lax.dynamic_slice_in_dim(state.tokens, kept, num_before)
+    e = ops.ngram_rows(contexts(ngram, before, ids), live, ngram=ngram)
     key_value = ops.quant_matmul(
         e,
         live,
@@ -52,7 +56,7 @@ def ngram_block(
         roles=(Role.PLE_KEY, Role.PLE_VALUE),
         num_columns=(J + 1) * D,
     )
-    streams, conv = ops.ngram_gate(
+    streams, conv, pending = ops.ngram_gate(
         key_value,
         params.norm_key,
         params.norm_query,
@@ -60,10 +64,14 @@ def ngram_block(
         params.conv_weight,
         streams,
         state.conv,
+        state.pending,
+        kept,
+        certain,
         live,
         dilation=ngram.ngram_size,
         eps=config.eps,
     )
-    tokens = jnp.concatenate([state.tokens, ids])
-    tokens = jax.lax.dynamic_slice_in_dim(tokens, live, state.tokens.shape[0])
-    return streams, NgramState(tokens=tokens, conv=conv)
+    # What stands behind the last draft is of no meaning.
+    places = jnp.minimum(certain, live) + jnp.arange(num_before + num_drafts)
+    tokens = jnp.concatenate([before, ids]).at[places].get(mode="clip")
+    return streams, NgramState(tokens=tokens, conv=conv, pending=pending)

@@ -1,7 +1,9 @@
 """Everything that changes from window to window: one donated pytree.
 
 Its positional part is valid for any prefix of what was read (a cell belongs to a position); its recurrent
-part stands for exactly the ids read so far and must be saved to be resumed (contract C).
+part stands for exactly the ids read so far and must be saved to be resumed (contract C). A window's drafts
+are not among those: what they would put into the recurrent part waits in the `pending` leaves, and the next
+window is told how many of them came true (`Drafts`).
 """
 
 import jax.numpy as jnp
@@ -35,16 +37,20 @@ class LinearState:
     conv: Float32[Array, "K-1 N"]
     """Inputs of the convolution before the next row, oldest first."""
     delta: Float32[Array, "Vh C C"]
+    pending: Float32[Array, "R N+2*Vh"]
+    """Inputs of the last window's drafts: channels of the convolution, alpha and beta."""
 
 
 @pytree
 class NgramState:
     """Recurrent state of the n-gram embedding."""
 
-    tokens: Int32[Array, " N-1"]
-    """The last ids, oldest first; EOS before the start."""
+    tokens: Int32[Array, " N-1+R"]
+    """The last N-1 ids, oldest first, EOS before the start; then the last window's drafts."""
     conv: Float32[Array, "taps J*D"]
     """Normed inputs of the dilated convolution before the next row, oldest first."""
+    pending: Float32[Array, "R J*D"]
+    """Those of the last window's drafts."""
 
 
 @pytree
@@ -53,6 +59,16 @@ class RecurrentState:
 
     linear: tuple[LinearState, ...]
     ngram: NgramState | None
+
+
+@pytree
+class Drafts:
+    """Which rows of a window are drafts, and what became of those of the window before."""
+
+    kept: Int32[Array, ""]
+    """Drafts of the window before that came true, from its first draft on: read before this window's rows."""
+    certain: Int32[Array, ""]
+    """Rows that are no drafts, from the first on; `live` and more: all of them."""
 
 
 @pytree
@@ -83,8 +99,15 @@ def _empty_cells(config: ModelConfig, cells: int, kv: KvType) -> AttentionCells:
     )
 
 
-def empty_state(config: ModelConfig, cells: int, kv: KvType) -> DecodeState:
-    """The state before the first token, `cells` cells a layer of the type `kv`."""
+def empty_state(config: ModelConfig, cells: int, kv: KvType, drafts: int) -> DecodeState:
+    """The state before the first token.
+
+    Args:
+        config: sizes.
+        cells: of an attention layer's cache.
+        kv: their type.
+        drafts: the most that a window has (R).
+    """
     attention = [
         _empty_cells(config, cells, kv) for kind in config.layer_kinds if kind == "attention"
     ]
@@ -94,6 +117,7 @@ def empty_state(config: ModelConfig, cells: int, kv: KvType) -> DecodeState:
         LinearState(
             conv=jnp.zeros((config.conv_kernel - 1, channels), jnp.float32),
             delta=jnp.zeros((config.gdn_value_heads, dim, dim), jnp.float32),
+            pending=jnp.zeros((drafts, channels + 2 * config.gdn_value_heads), jnp.float32),
         )
         for kind in config.layer_kinds
         if kind == "linear"
@@ -102,8 +126,9 @@ def empty_state(config: ModelConfig, cells: int, kv: KvType) -> DecodeState:
     if config.ngram is not None:
         taps = (config.ngram.conv_kernel - 1) * config.ngram.ngram_size
         ngram = NgramState(
-            tokens=jnp.full((config.ngram.ngram_size - 1,), config.ngram.eos_id, np.int32),
+            tokens=jnp.full((config.ngram.ngram_size - 1 + drafts,), config.ngram.eos_id, np.int32),
             conv=jnp.zeros((taps, config.num_streams * config.hidden), jnp.float32),
+            pending=jnp.zeros((drafts, config.num_streams * config.hidden), jnp.float32),
         )
     recurrent = RecurrentState(linear=tuple(linear), ngram=ngram)
     return DecodeState(cells=tuple(attention), recurrent=recurrent)

@@ -12,9 +12,9 @@ from strata_jax.model.moe import moe_block
 from strata_jax.model.ngram import ngram_block
 from strata_jax.model.params import LinearParams, Params
 from strata_jax.model.qsa import attention_block
-from strata_jax.model.state import DecodeState, RecurrentState
+from strata_jax.model.state import DecodeState, Drafts, RecurrentState
 from strata_jax.ops.roles import Role
-from strata_jax.ops.sets import Op, OpSet
+from strata_jax.ops.sets import OpSet
 
 ATTN_MIXER = (Role.HC_ATTN_DOWN, Role.HC_ATTN_INJECT, Role.HC_ATTN_UP)
 FFN_MIXER = (Role.HC_FFN_DOWN, Role.HC_FFN_INJECT, Role.HC_FFN_UP)
@@ -28,16 +28,20 @@ class Residual(NamedTuple):
     y: Float32[Array, "T D"]
     beta: Float32[Array, "T J"]
 
+    def written(self) -> Float32[Array, "T J D"]:
+        """The streams with that write made."""
+        return self.streams + self.beta[:, :, None] * self.y[:, None, :]
+
 
 def forward(
     ops: OpSet,
-    delta_rule: Op,
     config: ModelConfig,
     params: Params,
     state: DecodeState,
     ids: Int32[Array, " T"],
     pos: Int32[Array, ""],
     live: Int32[Array, ""],
+    drafts: Drafts | None = None,
 ) -> tuple[Residual, DecodeState]:
     """Reads rows 0..live-1 at positions pos.. through every layer.
 
@@ -46,13 +50,13 @@ def forward(
 
     Args:
         ops: the op set.
-        delta_rule: `ops.gdn_window` for a window, `ops.gdn_chunk` for a tile.
         config: sizes.
         params: the model's vectors.
         state: donated.
         ids: tokens; those at and past `live` are not read.
         pos: position of row 0.
         live: rows that count.
+        drafts: of a window; None for a tile, whose rows are all certain, as those before it were.
 
     Returns:
         the residual after the last layer (rows past `live` hold no meaning), and the new state.
@@ -67,16 +71,18 @@ def forward(
         if config.ngram is not None and layer == config.ngram.layer:
             assert params.ngram is not None
             assert ngram is not None
-            streams = streams + beta[:, :, None] * y[:, None, :]
+            streams = Residual(streams, y, beta).written()
             y, beta = jnp.zeros_like(y), jnp.zeros_like(beta)
-            streams, ngram = ngram_block(ops, config, params.ngram, ngram, streams, ids, live)
+            streams, ngram = ngram_block(
+                ops, config, params.ngram, ngram, streams, ids, live, drafts
+            )
         read = functools.partial(ops.hyper_read, layer=layer, eps=config.eps)
         norm = layer_params.attn_mixer.norm
         streams, x, beta = read(streams, y, beta, norm, live, roles=ATTN_MIXER)
         mixer = layer_params.mixer
         if isinstance(mixer, LinearParams):
             y, linear[num_linear] = linear_block(
-                ops, delta_rule, config, mixer, linear[num_linear], x, live, layer=layer
+                ops, config, mixer, linear[num_linear], x, live, drafts, layer=layer
             )
             num_linear += 1
         else:

@@ -20,6 +20,10 @@ _ALIGNMENT = 128
 """Cells of a cache: 16 blocks of at most 8 cells, as `model/state.py` makes them."""
 
 
+_DRAFTS = 7
+"""Drafts that the state of a recurrent op has room for; no row of a case is one."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
     """Everything one call of an op takes."""
@@ -153,9 +157,13 @@ def _ngram_gate(case: Case, rng: np.random.Generator) -> Call:
     norms = [_gamma(rng, J, D) for _ in range(3)]
     conv_weight = _normal(rng, c.ngram.conv_kernel, J * D, scale=0.3)
     streams, conv_state = _normal(rng, case.rows, J, D), _normal(rng, history, J * D)
+    drafts = (_normal(rng, _DRAFTS, J * D), np.int32(0), np.int32(case.rows))
     return Call(
         op="ngram_gate",
-        operands=(key_value, *norms, conv_weight, streams, conv_state, np.int32(case.rows)),
+        operands=(
+            *(key_value, *norms, conv_weight, streams, conv_state, *drafts),
+            np.int32(case.rows),
+        ),
         attributes={"dilation": c.ngram.ngram_size, "eps": c.eps},
         matrices={},
         macs=0,
@@ -175,9 +183,13 @@ def _gdn(op: str) -> Callable[[Case, np.random.Generator], Call]:
             _normal(rng, heads, dim, dim, scale=0.1),
         )
         vectors = (conv_weight, decay, dt_bias, _gamma(rng, dim))
+        drafts = ()
+        if op == "gdn_window":
+            pending = _normal(rng, _DRAFTS, channels + 2 * heads)
+            drafts = (pending, np.int32(0), np.int32(case.rows))
         return Call(
             op=op,
-            operands=(proj, *vectors, conv_state, state, np.int32(case.rows)),
+            operands=(proj, *vectors, conv_state, state, *drafts, np.int32(case.rows)),
             attributes={"key_heads": c.gdn_key_heads, "eps": c.eps},
             matrices={},
             macs=3 * case.rows * state.size,

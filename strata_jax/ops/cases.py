@@ -246,8 +246,8 @@ ROW_OPERANDS = {
 """Operands with a row axis; the last operand of every op is the number of live rows."""
 
 STATES = {
-    "ngram_gate": {6: 1},
-    "gdn_window": {5: 1, 6: 2},
+    "ngram_gate": {6: 1, 7: 2},
+    "gdn_window": {5: 1, 6: 2, 7: 3},
     "gdn_chunk": {5: 1, 6: 2},
     "qsa_append": {6: 2, 7: 3, 8: 4, 9: 5, 10: 6},
 }

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from strata_jax.ops.gdn_window import gated_norm_ref, gdn_inputs_ref
-from strata_jax.ops.native import Backend
+from strata_jax.ops.gdn_window import gated_norm_ref, gdn_inputs_ref, gdn_window
+from strata_jax.ops.native import CPU, Backend
 
 BLOCK = 64
 """Rows of one block: the grain on which tiles and checkpoints lie (numerics.md, contract C)."""
@@ -28,16 +28,22 @@ def gdn_chunk(
     *,
     key_heads: int,
     eps: float,
-    backend: Backend,
+    backend: Backend = CPU,
 ) -> tuple[Float32[Array, "T Vh*C"], Float32[Array, "K-1 N"], Float32[Array, "Vh C C"]]:
-    """`gdn_window` for a tile on a device: T is a multiple of 64, and so is row 0's position.
+    """`gdn_window` for a tile: T is a multiple of 64, and so is row 0's position.
 
-    Arguments and results are those of `gdn_window`. Dead rows change no bit of the others, and a tile
+    Arguments and results are those of `gdn_window`, but no row of a tile is a draft. Dead rows change no bit of the others, and a tile
     may begin at any multiple of 64 rows: its bits are those of one that began earlier.
 
     Source: Yang et al. 2024, "Gated Delta Networks"; model.md, section 3, chunk form.
     """
     value_heads, dim, _ = state.shape
+    if not backend.is_device:
+        vectors, states = (conv_weight, decay, dt_bias, norm_weight), (conv_state, state)
+        none = jnp.zeros((0, conv_weight.shape[1] + 2 * value_heads), jnp.float32)
+        numbers = (none, jnp.int32(0), live, live)
+        by_row = gdn_window(proj, *vectors, *states, *numbers, key_heads=key_heads, eps=eps)
+        return by_row[:3]
     out = (
         jax.ShapeDtypeStruct((proj.shape[0], value_heads * dim), jnp.float32),
         jax.ShapeDtypeStruct(conv_state.shape, jnp.float32),

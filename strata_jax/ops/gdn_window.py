@@ -19,13 +19,25 @@ def gdn_window(
     norm_weight: Float32[Array, " C"],
     conv_state: Float32[Array, "K-1 N"],
     state: Float32[Array, "Vh C C"],
+    pending: Float32[Array, "R N+2*Vh"],
+    kept: Int32[Array, ""],
+    certain: Int32[Array, ""],
     live: Int32[Array, ""],
     *,
     key_heads: int,
     eps: float,
     backend: Backend = CPU,
-) -> tuple[Float32[Array, "T Vh*C"], Float32[Array, "K-1 N"], Float32[Array, "Vh C C"]]:
-    """Convolution, delta rule row after row, gated norm; the two states are updated in place.
+) -> tuple[
+    Float32[Array, "T Vh*C"],
+    Float32[Array, "K-1 N"],
+    Float32[Array, "Vh C C"],
+    Float32[Array, "R N+2*Vh"],
+]:
+    """Convolution, delta rule row after row, gated norm; the three states are updated in place.
+
+    Rows from `certain` on are drafts. The states left behind are those after the certain rows; the next
+    call first replays the `kept` drafts that came true from `pending`, with the bits that they would have
+    left as certain rows.
 
     Args:
         proj: q|k|v channels (N = (2 Kh + Vh) C), then z (Vh C), alpha and beta (Vh each).
@@ -35,6 +47,9 @@ def gdn_window(
         norm_weight: of the gated norm, not zero-centred.
         conv_state: the K-1 inputs before row 0, oldest first.
         state: S of each value head, key index first.
+        pending: inputs of the last call's drafts: their channels, alpha and beta.
+        kept: how many of those, from the first on, came true.
+        certain: rows that are no drafts, from the first on; `live` and more: all.
         live: rows that count; the others change nothing and give zeros.
         key_heads: Kh; value head n reads key head n mod Kh (order of GGUF files).
         eps: of the gated norm.
@@ -47,9 +62,10 @@ def gdn_window(
         jax.ShapeDtypeStruct((proj.shape[0], value_heads * dim), jnp.float32),
         jax.ShapeDtypeStruct(conv_state.shape, jnp.float32),
         jax.ShapeDtypeStruct(state.shape, jnp.float32),
+        jax.ShapeDtypeStruct(pending.shape, jnp.float32),
     )
-    call = backend.call("gdn_window", out, aliases={5: 1, 6: 2})
-    y, new_conv_state, new_state = call(
+    call = backend.call("gdn_window", out, aliases={5: 1, 6: 2, 7: 3})
+    y, new_conv_state, new_state, new_pending = call(
         proj,
         conv_weight,
         decay,
@@ -57,11 +73,14 @@ def gdn_window(
         norm_weight,
         conv_state,
         state,
+        pending,
+        kept,
+        certain,
         live,
         key_heads=np.int64(key_heads),
         eps=np.float32(eps),
     )
-    return y, new_conv_state, new_state
+    return y, new_conv_state, new_state, new_pending
 
 
 def gdn_inputs_ref(proj, conv_weight, decay, dt_bias, conv_state, live, *, key_heads, dim):
@@ -109,21 +128,58 @@ def gated_norm_ref(o, z, norm_weight, live, *, eps):
     return jnp.where(jnp.arange(o.shape[0])[:, None] < live, y, 0.0)
 
 
+def _step(S, row):
+    """One row of the recurrence from state S [Vh, C, C]."""
+    q, k, v, g, beta = row
+    S = jnp.exp(g)[:, None, None] * S
+    u = beta[:, None] * (v - jnp.einsum("hk,hkv->hv", k, S))
+    S = S + k[:, :, None] * u[:, None, :]
+    return S, jnp.einsum("hk,hkv->hv", q, S)
+
+
 def gdn_window_ref(
-    proj, conv_weight, decay, dt_bias, norm_weight, conv_state, state, live, *, key_heads, eps
+    proj,
+    conv_weight,
+    decay,
+    dt_bias,
+    norm_weight,
+    conv_state,
+    state,
+    pending,
+    kept,
+    certain,
+    live,
+    *,
+    key_heads,
+    eps,
 ):
-    """What `gdn_window` must equal, in plain jnp: the recurrence of model.md, section 3."""
-    dim = state.shape[1]
-    q, k, v, g, beta, z, new_conv_state = gdn_inputs_ref(
-        proj, conv_weight, decay, dt_bias, conv_state, live, key_heads=key_heads, dim=dim
-    )
+    """What `gdn_window` must equal, in plain jnp: the recurrence of model.md, section 3.
 
-    def step(S, row):  # S [Vh, C, C]
-        q, k, v, g, beta = row
-        S = jnp.exp(g)[:, None, None] * S
-        u = beta[:, None] * (v - jnp.einsum("hk,hkv->hv", k, S))
-        S = S + k[:, :, None] * u[:, None, :]
-        return S, jnp.einsum("hk,hkv->hv", q, S)
+    Drafts that came true and the call's own rows make one sequence, which is walked twice: to its end for
+    the results, and over the certain rows for the states.
+    """
+    value_heads, dim, _ = state.shape
+    channels = conv_weight.shape[1]
+    certain = jnp.minimum(certain, live)
+    R, T = pending.shape[0], proj.shape[0]
+    replayed = jnp.zeros((R, proj.shape[1]), proj.dtype)
+    replayed = replayed.at[:, :channels].set(pending[:, :channels])
+    replayed = replayed.at[:, channels + value_heads * dim :].set(pending[:, channels:])
+    place = jnp.arange(R + T)
+    rows = jnp.concatenate([replayed, proj])[jnp.where(place < kept, place, R + place - kept)]
 
-    new_state, o = jax.lax.scan(step, state, (q, k, v, g, beta))
-    return gated_norm_ref(o, z, norm_weight, live, eps=eps), new_conv_state, new_state
+    def inputs(count):
+        settings = {"key_heads": key_heads, "dim": dim}
+        return gdn_inputs_ref(rows, conv_weight, decay, dt_bias, conv_state, count, **settings)
+
+    *row, z, _ = inputs(kept + live)
+    _, o = jax.lax.scan(_step, state, tuple(row))
+    *row, _, new_conv_state = inputs(kept + certain)
+    new_state, _ = jax.lax.scan(_step, state, tuple(row))
+    o, z = (jax.lax.dynamic_slice_in_dim(x, kept, T) for x in (o, z))
+    y = gated_norm_ref(o, z, norm_weight, live, eps=eps)
+    drafts = jnp.delete(proj, np.s_[channels : channels + value_heads * dim], axis=1)
+    drafts = jnp.concatenate([drafts, jnp.zeros_like(pending)])
+    drafts = jax.lax.dynamic_slice_in_dim(drafts, certain, R)
+    new_pending = jnp.where(jnp.arange(R)[:, None] < live - certain, drafts, pending)
+    return y, new_conv_state, new_state, new_pending

@@ -69,7 +69,6 @@ def native_ops(store: int, *, tiers: int = -1, table: int = -1, backend: Backend
     def bound(op: Op, **slots: int) -> Op:
         return functools.partial(op, **slots, backend=backend)
 
-    delta_rule = gdn_chunk.gdn_chunk if backend.is_device else gdn_window.gdn_window
     return OpSet(
         quant_matmul=bound(quant_matmul.quant_matmul, store=store),
         expert_ffn=bound(expert_ffn.expert_ffn, store=store, tiers=tiers),
@@ -79,7 +78,7 @@ def native_ops(store: int, *, tiers: int = -1, table: int = -1, backend: Backend
         router_topk=bound(router_topk.router_topk),
         ngram_gate=bound(ngram_gate.ngram_gate),
         gdn_window=bound(gdn_window.gdn_window),
-        gdn_chunk=bound(delta_rule),
+        gdn_chunk=bound(gdn_chunk.gdn_chunk),
         qsa_append=bound(qsa_append.qsa_append),
         qsa_select=bound(qsa_select.qsa_select),
         qsa_attend=bound(qsa_attend.qsa_attend),

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from strata_jax.config import KvType, ModelConfig
+from strata_jax.config import MOST_DRAFTS, KvType, ModelConfig
 from strata_jax.errors import UsageError
 from strata_jax.weights.gguf_header import TensorInfo
 from strata_jax.weights.pack import Pack
@@ -170,10 +170,12 @@ def state_bytes(config: ModelConfig) -> int:
     dim, heads = config.gdn_head_dim, config.gdn_value_heads
     channels = 2 * config.gdn_key_heads * dim + heads * dim
     values = heads * dim * dim + (config.conv_kernel - 1) * channels
+    values += MOST_DRAFTS * (channels + 2 * heads)
     values *= config.layer_kinds.count("linear")
     if config.ngram is not None:
-        tail = (config.ngram.conv_kernel - 1) * config.ngram.ngram_size
-        values += tail * config.num_streams * config.hidden + config.ngram.ngram_size - 1
+        tail = (config.ngram.conv_kernel - 1) * config.ngram.ngram_size + MOST_DRAFTS
+        values += tail * config.num_streams * config.hidden
+        values += config.ngram.ngram_size - 1 + MOST_DRAFTS
     return values * _STATE_BYTES
 
 

@@ -95,3 +95,35 @@ def test_other_settings_compile_nothing():
     after = program._cache_size()  # pyright: ignore[reportAttributeAccessIssue]
 
     assert after == before
+
+
+@pytest.mark.parametrize("came_true", [0, 2, 4])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        SamplingSettings(temperature=3.0),
+        SamplingSettings(top_k=50, top_p=0.9, repetition_penalty=1.5, frequency_penalty=2.0),
+        SamplingSettings(temperature=0.0, presence_penalty=3.0, frequency_penalty=1.0),
+    ],
+)
+def test_draws_after_the_rows_of_a_window_as_one_by_one(chosen: SamplingSettings, came_true: int):
+    # The same logits again and again, so that penalties decide.
+    logits = np.repeat(random_logits(4, 1), 12, axis=0) + random_logits(5, 12) / 8
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+    def begun():
+        return DeviceSampling(chosen, Sampler(chosen, (1, 2), VOCAB), sharding, sharding)
+
+    device = begun()
+    expected = [int(device.draw(row[None], 5 + i)[0]) for i, row in enumerate(logits)]
+    drafts = list(expected[:4])
+    for place in range(came_true, 4):
+        drafts[place] = (drafts[place] + 1) % VOCAB
+    device = begun()
+
+    found = device.draw_rows(logits[:8], np.asarray([3, *drafts], np.int32), 5)
+
+    assert np.asarray(found)[: came_true + 1].tolist() == expected[: came_true + 1]
+    # What was rejected has left no trace.
+    rest = range(came_true + 1, len(logits))
+    assert [int(device.draw(logits[i][None], 5 + i)[0]) for i in rest] == expected[came_true + 1 :]

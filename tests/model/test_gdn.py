@@ -8,7 +8,7 @@ import pytest
 from strata_jax.engine.loader import load_params, primary_sharding
 from strata_jax.model.gdn import linear_block
 from strata_jax.model.params import LinearParams
-from strata_jax.model.state import LinearState
+from strata_jax.model.state import Drafts, LinearState
 from strata_jax.ops.sets import native_ops
 from strata_jax.weights.matrices import fill_store
 from tests.plain import plain_ops_of
@@ -27,8 +27,8 @@ def block(tiny_pack):
         ops = sets[name]
 
         def run(state, x, live):
-            rule = getattr(ops, form)
-            return linear_block(ops, rule, tiny_pack.config, params, state, x, live, layer=0)
+            drafts = None if form == "gdn_chunk" else Drafts(kept=jnp.int32(0), certain=live)
+            return linear_block(ops, tiny_pack.config, params, state, x, live, drafts, layer=0)
 
         return jax.jit(run)
 
@@ -44,6 +44,7 @@ def state(tiny_pack):
     return LinearState(
         conv=jnp.asarray(rng.standard_normal((config.conv_kernel - 1, channels), np.float32)),
         delta=jnp.asarray(0.1 * rng.standard_normal(shape, np.float32)),
+        pending=jnp.zeros((7, channels + 2 * config.gdn_value_heads), jnp.float32),
     )
 
 

@@ -100,11 +100,11 @@ def test_a_step_may_end_inside_an_ngram(native, ids, cut):
 
 def test_the_state_keeps_the_last_two_ids(tiny, ids):
     _, state = tiny.read(ids[:77], steps=8)
-    assert np.asarray(state.recurrent.ngram.tokens).tolist() == ids[75:77].tolist()
+    assert np.asarray(state.recurrent.ngram.tokens)[:2].tolist() == ids[75:77].tolist()
 
     _, state = tiny.read(ids[:1], steps=8)
     eos = tiny.config.ngram.eos_id
-    assert np.asarray(state.recurrent.ngram.tokens).tolist() == [eos, ids[0]]
+    assert np.asarray(state.recurrent.ngram.tokens)[:2].tolist() == [eos, ids[0]]
 
 
 def test_released_constants_give_the_rows_on_record():

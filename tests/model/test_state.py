@@ -20,7 +20,7 @@ def test_cells_hold_the_context_and_a_padded_tile(context):
 
 def test_an_empty_state_follows_the_sizes(tiny_pack):
     config = tiny_pack.config
-    state = empty_state(config, 640, "fp16")
+    state = empty_state(config, 640, "fp16", 7)
 
     (cells,) = state.cells
     assert cells.keys.shape == cells.values.shape == (640, config.num_kv_heads, config.head_dim)
@@ -32,14 +32,14 @@ def test_an_empty_state_follows_the_sizes(tiny_pack):
     assert groups * lanes * config.index_ratio >= 640
     assert len(state.recurrent.linear) == config.layer_kinds.count("linear")
     assert state.recurrent.ngram is not None
-    assert state.recurrent.ngram.tokens.tolist() == [config.ngram.eos_id] * 2
+    assert state.recurrent.ngram.tokens.tolist() == [config.ngram.eos_id] * 9
     assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(state.recurrent.linear))
 
 
 def test_codes_of_8_bits_have_a_scale_for_64_values(tiny_pack):
     wide = dataclasses.replace(tiny_pack.config, head_dim=256)
 
-    (cells,) = empty_state(wide, 640, "int8").cells
+    (cells,) = empty_state(wide, 640, "int8", 7).cells
 
     assert cells.keys.dtype == cells.values.dtype == np.int8
     assert cells.scales.shape == (640, wide.num_kv_heads, 8)
@@ -48,7 +48,7 @@ def test_codes_of_8_bits_have_a_scale_for_64_values(tiny_pack):
 def test_without_an_indexer_no_keys_are_kept_for_it(tiny_pack):
     dense = dataclasses.replace(tiny_pack.config, index_budget=0)
 
-    (cells,) = empty_state(dense, 640, "fp16").cells
+    (cells,) = empty_state(dense, 640, "fp16", 7).cells
 
     assert cells.index_raw.shape[0] == 1
     assert cells.index_keys.shape[0] == 1
@@ -57,7 +57,7 @@ def test_without_an_indexer_no_keys_are_kept_for_it(tiny_pack):
 def test_without_an_ngram_layer_it_has_no_state(tiny_pack):
     plain = dataclasses.replace(tiny_pack.config, ngram=None)
 
-    assert empty_state(plain, 128, "fp16").recurrent.ngram is None
+    assert empty_state(plain, 128, "fp16", 7).recurrent.ngram is None
 
 
 def test_a_saved_recurrent_part_resumes_over_cells_that_went_on(native, ids):

@@ -4,6 +4,7 @@ Without a GPU the same sources run emulated; with `-m gpu` they run where they b
 """
 
 import dataclasses
+import functools
 import importlib.util
 from typing import Any
 
@@ -19,6 +20,7 @@ from strata_jax.ops.native import Backend
 from strata_jax.ops.roles import Role
 from strata_jax.ops.unpack_layouts_ref import LAYOUTS
 from tests.ops_device import device_store, on_device, run_device
+from tests.ops_drafts import ACCEPTANCES, count_rows, drafted, run_certain, run_windows
 from tests.ops_maker import assert_a_step_apart, assert_same_bits, bits, changed, native
 from tests.ops_rules import poison, with_rows
 
@@ -136,6 +138,27 @@ def test_gives_a_window_the_bits_of_its_rows_alone(op: str, kv: KvType, backend:
         else:
             rows = np.concatenate([each[place][:1] for each in alone])
             np.testing.assert_array_equal(bits(rows), bits(part), err_msg=str(place))
+
+
+@pytest.mark.parametrize("windows", ACCEPTANCES)
+@pytest.mark.parametrize("op", ["gdn_window", "ngram_gate"])
+def test_leaves_what_certain_rows_leave_when_drafts_come_true(
+    op: str, windows: list[tuple[int, int, int]], backend: Backend
+):
+    call = small(op, 8)
+    with device_store(backend, call.matrices) as store:
+        run = functools.partial(run_device, backend=backend, store=store)
+        rows, states = run_windows(call, run, windows)
+        expected, expected_states = run_certain(call, run, count_rows(windows))
+
+    assert_same_bits((rows, *states), (expected, *expected_states))
+
+
+@pytest.mark.parametrize("op", ["gdn_window", "ngram_gate"])
+def test_keeps_drafts_as_the_cpu_does(op: str, backend: Backend):
+    call = drafted(small(op, 8), 3, 2, 7)
+
+    assert_agrees(op, on_device(call, backend), on_cpu(call))
 
 
 def one_row(state: Call, call: Call, row: int) -> Call:

@@ -14,7 +14,11 @@ def make(rows, seed=0):
 
 
 def recurrence(call):
-    return dataclasses.replace(call, op="gdn_window")
+    """The same call of `gdn_window`, without drafts."""
+    *operands, live = call.operands
+    channels, heads = operands[1].shape[1], operands[2].shape[0]
+    none = (np.zeros((0, channels + 2 * heads), np.float32), np.int32(0), live)
+    return dataclasses.replace(call, op="gdn_window", operands=(*operands, *none, live))
 
 
 class TestRules(Rules, InPlaceRules):
@@ -29,14 +33,14 @@ class TestRules(Rules, InPlaceRules):
 def test_equals_the_recurrence(rows, seed):
     call = make(rows, seed)
 
-    assert_close("gdn_chunk", run_plain(call), run_plain(recurrence(call)))
+    assert_close("gdn_chunk", run_plain(call), run_plain(recurrence(call))[:3])
 
 
 @pytest.mark.parametrize("case", small_cases("gdn_chunk"), ids=lambda case: case.name)
 def test_equals_the_native_recurrence(case):
     call = make_call("gdn_chunk", case, seed=3)
 
-    assert_close("gdn_chunk", run_plain(call), native(recurrence(call)))
+    assert_close("gdn_chunk", run_plain(call), native(recurrence(call))[:3])
 
 
 @pytest.mark.parametrize("live", [0, 1, 63, 64, 65, 127])
@@ -48,7 +52,7 @@ def test_leaves_dead_rows_out(live):
     got = run_plain(changed(call, _0=proj))
 
     assert_same_bits(got, run_plain(call))
-    assert_close("gdn_chunk", got, native(recurrence(call)))
+    assert_close("gdn_chunk", got, native(recurrence(call))[:3])
     assert not got[0][live:].any()
 
 
@@ -64,10 +68,10 @@ def test_stays_finite_where_a_block_forgets_all_or_nothing(alpha):
     got = run_plain(call)
 
     assert all(np.isfinite(result).all() for result in got)
-    assert_close("gdn_chunk", got, native(recurrence(call)))
+    assert_close("gdn_chunk", got, native(recurrence(call))[:3])
 
 
 def test_is_the_native_window_in_the_native_set():
     call = make(64)
 
-    assert_same_bits(native(call), native(recurrence(call)))
+    assert_same_bits(native(call), native(recurrence(call))[:3])

@@ -45,7 +45,7 @@ OTHER = {"gdn_head_dim": 32, "gdn_key_heads": 2, "gdn_value_heads": 4}
 
 def recurrence(call: Call) -> tuple[np.ndarray, ...]:
     with jax.default_device(jax.devices("cpu")[0]):
-        return native(dataclasses.replace(call, op="gdn_window"))
+        return native(call)  # which goes row by row on the CPU
 
 
 def assert_agrees(got: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from strata_jax.ops.case_inputs import make_call
 from strata_jax.ops.cases import CASES
+from tests.ops_drafts import ACCEPTANCES, count_rows, drafted, run_certain, run_windows
 from tests.ops_maker import (
     OP_ERRORS,
     assert_close,
@@ -57,12 +58,13 @@ def test_computes_a_known_row():
             np.full(dim, 2, np.float32),
             np.zeros((0, 3 * dim), np.float32),
             np.full((1, dim, dim), 3, np.float32),
+            *(np.zeros((7, 3 * dim + 2), np.float32), np.int32(0), np.int32(1)),
             np.int32(1),
         ),
         attributes={"key_heads": 1, "eps": 0.0},
     )
 
-    y, conv_state, state = native(call)
+    y, conv_state, state, _ = native(call)
 
     v = 1 / (1 + np.exp(-1))
     np.testing.assert_allclose(state[0], np.full((dim, dim), 0.25 * 0.5 * v), rtol=1e-5)
@@ -88,7 +90,7 @@ def test_shows_a_nan_of_the_state():
     state = call.operands[6].copy()
     state[3, 1, 2] = np.nan
 
-    y, _, new_state = native(changed(call, _6=state))
+    y, _, new_state, _ = native(changed(call, _6=state))
 
     heads = np.isnan(y.reshape(8, 8, 64)).any(axis=(0, 2))
     assert heads.tolist() == [head == 3 for head in range(8)]
@@ -124,3 +126,26 @@ class TestErrors:
 
         with pytest.raises(OP_ERRORS, match="gdn_window: shapes of proj, conv_weight, conv_state"):
             native(dataclasses.replace(self.call, attributes=attributes))
+
+
+@pytest.mark.parametrize("windows", ACCEPTANCES)
+def test_leaves_what_certain_rows_leave_when_drafts_come_true(windows):
+    call = small_call()
+
+    rows, states = run_windows(call, native, windows)
+
+    expected, expected_states = run_certain(call, native, count_rows(windows))
+    assert_same_bits((rows, *states), (expected, *expected_states))
+
+
+@pytest.mark.parametrize(("kept", "certain", "live"), [(0, 1, 4), (3, 1, 8), (7, 2, 2), (2, 0, 0)])
+def test_equals_its_twin_with_drafts(kept, certain, live):
+    call = drafted(small_call(), kept, certain, live)
+
+    assert_close("gdn_window", native(call), run_plain(call))
+
+
+@pytest.mark.parametrize(("kept", "certain"), [(8, 8), (-1, 8), (0, -1)])
+def test_refuses_more_drafts_than_there_is_room_for(kept, certain):
+    with pytest.raises(OP_ERRORS, match=r"gdn_window: .* drafts expected"):
+        native(drafted(small_call(), kept, certain, 8))

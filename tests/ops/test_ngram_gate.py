@@ -5,7 +5,16 @@ import pytest
 
 from strata_jax.ops.case_inputs import make_call
 from strata_jax.ops.cases import CASES
-from tests.ops_maker import OP_ERRORS, assert_close, changed, native, run_plain, small_cases
+from tests.ops_drafts import ACCEPTANCES, count_rows, drafted, run_certain, run_windows
+from tests.ops_maker import (
+    OP_ERRORS,
+    assert_close,
+    assert_same_bits,
+    changed,
+    native,
+    run_plain,
+    small_cases,
+)
 from tests.ops_rules import InPlaceRules, Rules
 
 
@@ -53,7 +62,7 @@ def test_reads_taps_that_lie_a_dilation_apart(dilation):
     call = dataclasses.replace(call, attributes={**call.attributes, "dilation": dilation})
     call = changed(call, _6=history)
 
-    (got, _), (without, _) = native(call), native(changed(call, _6=np.zeros_like(history)))
+    (got, *_), (without, *_) = native(call), native(changed(call, _6=np.zeros_like(history)))
 
     assert (got != without).any(axis=(1, 2)).tolist() == [True] + [False] * 7
     assert_close("ngram_gate", native(call), run_plain(call))
@@ -66,7 +75,7 @@ def test_gates_by_half_where_key_and_stream_are_orthogonal():
     key_value[:, :1024] = 0
     call = changed(call, _0=key_value, _4=np.zeros_like(call.operands[4]))
 
-    streams, _ = native(call)
+    streams, _, _ = native(call)
 
     expected = call.operands[5] + 0.5 * key_value[:, None, 1024:]
     np.testing.assert_allclose(streams, expected, rtol=0, atol=1e-6)
@@ -99,3 +108,26 @@ def test_refuses_a_dilation_that_does_not_fit_the_state(dilation):
 
     with pytest.raises(OP_ERRORS, match="ngram_gate: shapes of key_value"):
         native(call)
+
+
+@pytest.mark.parametrize("windows", ACCEPTANCES)
+def test_leaves_what_certain_rows_leave_when_drafts_come_true(windows):
+    call = small_call()
+
+    rows, states = run_windows(call, native, windows)
+
+    expected, expected_states = run_certain(call, native, count_rows(windows))
+    assert_same_bits((rows, *states), (expected, *expected_states))
+
+
+@pytest.mark.parametrize(("kept", "certain", "live"), [(0, 1, 4), (3, 1, 8), (7, 2, 2), (2, 0, 0)])
+def test_equals_its_twin_with_drafts(kept, certain, live):
+    call = drafted(small_call(), kept, certain, live)
+
+    assert_close("ngram_gate", native(call), run_plain(call))
+
+
+@pytest.mark.parametrize(("kept", "certain"), [(8, 8), (-1, 8), (0, -1)])
+def test_refuses_more_drafts_than_there_is_room_for(kept, certain):
+    with pytest.raises(OP_ERRORS, match=r"ngram_gate: .* drafts expected"):
+        native(drafted(small_call(), kept, certain, 8))

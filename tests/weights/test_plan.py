@@ -80,7 +80,9 @@ def test_adds_up_the_state(plan):
     config = plan().config
 
     # Three linear layers: 4 heads x 32 x 32, 3 inputs of 256 channels; 9 of 4 x 64, 2 ids.
-    assert state_bytes(config) == 4 * (3 * (4 * 32 * 32 + 3 * 256) + 9 * 256 + 2)
+    assert state_bytes(config) == 4 * (
+        3 * (4 * 32 * 32 + 3 * 256 + 7 * (256 + 8)) + 16 * 256 + 2 + 7
+    )
 
 
 def test_keeps_no_index_keys_without_sparse_attention(plan):

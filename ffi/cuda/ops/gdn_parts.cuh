@@ -5,7 +5,8 @@
 //   Channel    threads C to 4 C-1: a q, k or v channel of the convolution
 //   Gates      one thread: the decay and beta of a row
 //
-// Inputs are asked for a row before they are needed.
+// Inputs are asked for a row before they are needed. Rows v are counted as in `Span`, rows t from
+// the window's first.
 #pragma once
 
 #include "cuda/ops/gdn_window.h"
@@ -63,6 +64,40 @@ __device__ __forceinline__ int Stride(const GdnWindowArgs& a, int dim) {
   return static_cast<int>((2 * a.key_heads + 2 * a.value_heads) * dim + 2 * a.value_heads);
 }
 
+// A call's rows, counted from the first one that is replayed.
+struct Span {
+  int kept;       // drafts of the call before, which came true
+  int committed;  // those and the certain rows: the states stand for them
+  int total;      // and this call's drafts
+};
+
+// Nothing on the device can refuse numbers that do not fit: they are brought into range.
+__device__ __forceinline__ Span SpanOf(const GdnWindowArgs& a, int kept, int certain, int live) {
+  const int rows = LiveRows(live, a.num_rows);
+  const int replayed = LiveRows(kept, a.num_pending);
+  const int first_draft = max(LiveRows(certain, rows), rows - static_cast<int>(a.num_pending));
+  return {replayed, replayed + first_draft, replayed + rows};
+}
+
+// What row v puts into the recurrence: its q|k|v, and its alphas with the betas after them.
+template <int kDim>
+struct RowSource {
+  const float* qkv;
+  const float* gates;
+
+  __device__ static RowSource Of(const GdnWindowArgs& a, int kept, int v) {
+    const int gates = 2 * static_cast<int>(a.value_heads);
+    if (v < kept) {
+      const int channels = static_cast<int>(2 * a.key_heads + a.value_heads) * kDim;
+      const float* row = a.pending + v * (channels + gates);
+      return {row, row + channels};
+    }
+    const int stride = Stride(a, kDim);
+    const float* row = a.proj + (v - kept) * stride;
+    return {row, row + stride - gates};
+  }
+};
+
 // A thread's channel of the convolution: its taps and the inputs under them, the row's own last.
 // Taps that there are not are zero, over inputs that are zero.
 template <int kDim>
@@ -75,7 +110,8 @@ class Channel {
                       : part == 1 ? key_heads + static_cast<int>(blockIdx.x)
                                   : 2 * key_heads + HeadOfBlock();
     channel_ = first * kDim + place % kDim;
-    AskRow(a, 0);
+    AskRow(a, 0, 0);
+    if (a.num_pending > 0) replayed_ = a.pending[channel_];
     const int channels = Channels(a);
 #pragma unroll
     for (int j = 0; j < kTaps; ++j) {
@@ -85,22 +121,36 @@ class Channel {
     }
   }
 
-  __device__ float Convolve(const GdnWindowArgs& a, int t, int num_live) {
+  // Now that it is known whether row 0 is a replayed one.
+  __device__ void Begin(const Span& span) {
+    if (span.kept > 0) next_ = replayed_;
+    if (span.committed == 0) Keep();
+  }
+
+  __device__ float Convolve(const GdnWindowArgs& a, int v, const Span& span) {
     inputs_[kTaps - 1] = next_;
-    if (t + 1 < num_live) AskRow(a, t + 1);
+    if (v + 1 < span.total) AskRow(a, span.kept, v + 1);
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < kTaps; ++j) sum = __fmaf_rn(weights_[j], inputs_[j], sum);
 #pragma unroll
     for (int j = 0; j + 1 < kTaps; ++j) inputs_[j] = inputs_[j + 1];
+    if (v + 1 == span.committed) Keep();
     return sum * Sigmoid(sum);
   }
 
-  __device__ void WriteState(const GdnWindowArgs& a) const {
+  // The certain rows' last inputs, and those of the drafts.
+  __device__ void WriteState(const GdnWindowArgs& a, const Span& span) const {
 #pragma unroll
     for (int j = 0; j + 1 < kTaps; ++j) {
       const int row = static_cast<int>(a.num_taps) - kTaps + j;
-      if (row >= 0) a.new_conv_state[row * Channels(a) + channel_] = inputs_[j];
+      if (row >= 0) a.new_conv_state[row * Channels(a) + channel_] = kept_[j];
+    }
+    const int width = Channels(a) + 2 * static_cast<int>(a.value_heads);
+#pragma unroll 1
+    for (int v = span.committed; v < span.total; ++v) {
+      a.new_pending[(v - span.committed) * width + channel_] =
+          RowSource<kDim>::Of(a, span.kept, v).qkv[channel_];
     }
   }
 
@@ -111,15 +161,22 @@ class Channel {
     return static_cast<int>(2 * a.key_heads + a.value_heads) * kDim;
   }
 
-  __device__ void AskRow(const GdnWindowArgs& a, int t) {
-    next_ = a.proj[t * Stride(a, kDim) + channel_];
+  __device__ void AskRow(const GdnWindowArgs& a, int kept, int v) {
+    next_ = RowSource<kDim>::Of(a, kept, v).qkv[channel_];
+  }
+
+  __device__ void Keep() {
+#pragma unroll
+    for (int j = 0; j + 1 < kTaps; ++j) kept_[j] = inputs_[j];
   }
 
   // Threads without a channel never ask for one; the compiler wants to see values all the same.
   int channel_ = 0;
   float next_ = 0.0f;
+  float replayed_ = 0.0f;  // row 0, if it is a draft of the call before
   float weights_[kTaps] = {};
   float inputs_[kTaps] = {};
+  float kept_[kTaps - 1] = {};  // the inputs that the next call begins with
 };
 
 // Scales of q and k, and their product, by one warp.
@@ -227,22 +284,39 @@ class Gates {
   __device__ void Ask(const GdnWindowArgs& a) {
     decay_ = a.decay[HeadOfBlock()];
     dt_bias_ = a.dt_bias[HeadOfBlock()];
-    AskRow(a, 0);
+    AskRow(a, 0, 0);
   }
 
-  __device__ void Compute(const GdnWindowArgs& a, int t, int num_live, RowScalars* to) {
+  __device__ void Begin(const GdnWindowArgs& a, const Span& span) {
+    if (span.kept > 0) AskRow(a, span.kept, 0);
+  }
+
+  __device__ void Compute(const GdnWindowArgs& a, int v, const Span& span, RowScalars* to) {
     const float x = alpha_ + dt_bias_;
     const float softplus = x > 20.0f ? x : log1pf(expf(x));
     to->decay = expf(decay_ * softplus);
     to->beta = Sigmoid(beta_);
-    if (t + 1 < num_live) AskRow(a, t + 1);
+    if (v + 1 < span.total) AskRow(a, span.kept, v + 1);
+  }
+
+  // What the drafts' gates are made of; nobody reads the rows of another head.
+  __device__ void WriteState(const GdnWindowArgs& a, const Span& span) const {
+    const int gates = 2 * static_cast<int>(a.value_heads);
+    const int channels = static_cast<int>(2 * a.key_heads + a.value_heads) * kDim;
+#pragma unroll 1
+    for (int v = span.committed; v < span.total; ++v) {
+      const float* from = RowSource<kDim>::Of(a, span.kept, v).gates + HeadOfBlock();
+      float* to = a.new_pending + (v - span.committed) * (channels + gates) + channels;
+      to[HeadOfBlock()] = from[0];
+      to[HeadOfBlock() + gates / 2] = from[gates / 2];
+    }
   }
 
  private:
-  __device__ void AskRow(const GdnWindowArgs& a, int t) {
-    const int end = (t + 1) * Stride(a, kDim);
-    alpha_ = a.proj[end + HeadOfBlock() - 2 * static_cast<int>(a.value_heads)];
-    beta_ = a.proj[end + HeadOfBlock() - static_cast<int>(a.value_heads)];
+  __device__ void AskRow(const GdnWindowArgs& a, int kept, int v) {
+    const float* from = RowSource<kDim>::Of(a, kept, v).gates + HeadOfBlock();
+    alpha_ = from[0];
+    beta_ = from[a.value_heads];
   }
 
   float decay_ = 0.0f;

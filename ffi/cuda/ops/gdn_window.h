@@ -1,8 +1,9 @@
 // gdn_window on the device: the contract of ops/gdn_window.h, in one kernel.
 //
 // A block is a value head. It reads the head's state once, keeps it in registers from row to row
-// and writes it once. The q and k channels of a key head are convolved by every block that reads
-// them; the last of these blocks to have read their old inputs writes the new ones.
+// and writes it once, after the last certain row. The q and k channels of a key head are convolved
+// by every block that reads them; the last of these blocks to have read their old inputs writes the
+// new ones.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +21,20 @@ struct GdnWindowArgs {
   const float* norm_weight;  // [C]
   const float* conv_state;   // [K-1, channels]  oldest first
   const float* state;        // [Vh, C, C]       key index first, 16-byte aligned
-  const int32_t* live;       // one number
-  float* y;                  // [T, Vh*C]
-  float* new_conv_state;     // may be conv_state
-  float* new_state;          // may be state
-  int64_t num_rows;          // T, at least 1
-  int64_t num_taps;          // K, at most kMostGdnTaps
-  int64_t key_heads;         // Kh, at most kMostGdnKeyHeads
-  int64_t value_heads;       // Vh
-  int64_t head_dim;          // C: a multiple of 16, at most kMostGdnDim
+  const float* pending;      // [R, channels + 2 Vh]  q|k|v, alpha, beta of drafts
+  const int32_t* kept;       // one number, as the next two; not read without pending rows
+  const int32_t* certain;
+  const int32_t* live;
+  float* y;               // [T, Vh*C]
+  float* new_conv_state;  // may be conv_state
+  float* new_state;       // may be state
+  float* new_pending;     // may be pending
+  int64_t num_pending;    // R; 0: every row is certain
+  int64_t num_rows;       // T, at least 1
+  int64_t num_taps;       // K, at most kMostGdnTaps
+  int64_t key_heads;      // Kh, at most kMostGdnKeyHeads
+  int64_t value_heads;    // Vh
+  int64_t head_dim;       // C: a multiple of 16, at most kMostGdnDim
   float eps;
 };
 

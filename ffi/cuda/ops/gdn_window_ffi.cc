@@ -13,9 +13,11 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> proj,
                   ffi::BufferR2<ffi::F32> conv_weight, ffi::BufferR1<ffi::F32> decay,
                   ffi::BufferR1<ffi::F32> dt_bias, ffi::BufferR1<ffi::F32> norm_weight,
                   ffi::BufferR2<ffi::F32> conv_state, ffi::BufferR3<ffi::F32> state,
-                  ffi::BufferR0<ffi::S32> live, ffi::ResultBufferR2<ffi::F32> y,
-                  ffi::ResultBufferR2<ffi::F32> new_conv_state,
-                  ffi::ResultBufferR3<ffi::F32> new_state, int64_t key_heads, float eps) {
+                  ffi::BufferR2<ffi::F32> pending, ffi::BufferR0<ffi::S32> kept,
+                  ffi::BufferR0<ffi::S32> certain, ffi::BufferR0<ffi::S32> live,
+                  ffi::ResultBufferR2<ffi::F32> y, ffi::ResultBufferR2<ffi::F32> new_conv_state,
+                  ffi::ResultBufferR3<ffi::F32> new_state,
+                  ffi::ResultBufferR2<ffi::F32> new_pending, int64_t key_heads, float eps) {
   GdnWindowArgs args = {};
   args.num_rows = proj.dimensions()[0];
   args.num_taps = conv_weight.dimensions()[0];
@@ -30,9 +32,11 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> proj,
           channels == (2 * key_heads + args.value_heads) * args.head_dim &&
           proj.dimensions()[1] == channels + args.value_heads * (args.head_dim + 2) &&
           args.num_taps > 0 && HasShape(conv_state, {args.num_taps - 1, channels}) &&
-          state.dimensions()[2] == args.head_dim && HasShape(decay, {args.value_heads}) &&
-          HasShape(dt_bias, {args.value_heads}) && HasShape(norm_weight, {args.head_dim}),
-      "shapes of proj, conv_weight, conv_state, state, decay, dt_bias and norm_weight "
+          state.dimensions()[2] == args.head_dim &&
+          pending.dimensions()[1] == channels + 2 * args.value_heads &&
+          HasShape(decay, {args.value_heads}) && HasShape(dt_bias, {args.value_heads}) &&
+          HasShape(norm_weight, {args.head_dim}),
+      "shapes of proj, conv_weight, conv_state, state, pending, decay, dt_bias and norm_weight "
       "do not belong together");
   STRATA_CHECK_ARG("gdn_window",
                    args.head_dim <= kMostGdnDim && key_heads <= kMostGdnKeyHeads &&
@@ -48,10 +52,15 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> proj,
   args.norm_weight = norm_weight.typed_data();
   args.conv_state = conv_state.typed_data();
   args.state = state.typed_data();
+  args.pending = pending.typed_data();
+  args.num_pending = pending.dimensions()[0];
+  args.kept = kept.typed_data();
+  args.certain = certain.typed_data();
   args.live = live.typed_data();
   args.y = y->typed_data();
   args.new_conv_state = new_conv_state->typed_data();
   args.new_state = new_state->typed_data();
+  args.new_pending = new_pending->typed_data();
   const std::string error = GdnWindow(args, StreamOf(stream));
   return error.empty() ? ffi::Error::Success() : ffi::Error::Internal("gdn_window: " + error);
 }
@@ -68,10 +77,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(GdnWindowFfi, Caught("gdn_window", Handle),
                                   .Arg<ffi::BufferR1<ffi::F32>>()  // norm_weight
                                   .Arg<ffi::BufferR2<ffi::F32>>()  // conv_state
                                   .Arg<ffi::BufferR3<ffi::F32>>()  // state
+                                  .Arg<ffi::BufferR2<ffi::F32>>()  // pending
+                                  .Arg<ffi::BufferR0<ffi::S32>>()  // kept
+                                  .Arg<ffi::BufferR0<ffi::S32>>()  // certain
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // live
                                   .Ret<ffi::BufferR2<ffi::F32>>()  // y
                                   .Ret<ffi::BufferR2<ffi::F32>>()  // new_conv_state
                                   .Ret<ffi::BufferR3<ffi::F32>>()  // new_state
+                                  .Ret<ffi::BufferR2<ffi::F32>>()  // new_pending
                                   .Attr<int64_t>("key_heads")
                                   .Attr<float>("eps"),
                               {ffi::Traits::kCmdBufferCompatible});

@@ -102,8 +102,9 @@ struct GateChannel {
 };
 
 // The inputs before the run, for its threads; [history, kChannelThreads], the thread's column.
+// Those before row 0 end with the kept drafts.
 __device__ __forceinline__ void LoadHistory(const GateChannel& channel, int first_row, int history,
-                                            int64_t wide, float* inputs) {
+                                            int kept, int64_t wide, float* inputs) {
   if (first_row > 0) {
     for (int i = 0; i < history; ++i) {
       inputs[i * kChannelThreads] = channel.Input(first_row - history + i);
@@ -112,17 +113,24 @@ __device__ __forceinline__ void LoadHistory(const GateChannel& channel, int firs
   }
 #pragma unroll 9
   for (int i = 0; i < history; ++i) {
-    inputs[i * kChannelThreads] = channel.a.conv_state[i * wide + channel.channel];
+    const int at = i + kept;
+    const float* from =
+        at < history ? channel.a.conv_state + at * wide : channel.a.pending + (at - history) * wide;
+    inputs[i * kChannelThreads] = from[channel.channel];
   }
 }
 
-// The last `history` inputs. Only threads of the first run write, which have read what was there.
-__device__ __forceinline__ void WriteHistory(const GateChannel& channel, int num_live, int run_rows,
-                                             int history, int64_t wide, const float* inputs) {
+// The last `history` inputs of certain rows, then those of drafts. Only threads of the first run
+// write, which have read what was there.
+__device__ __forceinline__ void WriteHistory(const GateChannel& channel, int certain, int num_live,
+                                             int run_rows, int history, int64_t wide,
+                                             const float* inputs) {
 #pragma unroll 1
-  for (int i = 0; i < history; ++i) {
-    const int at = num_live + i;  // counted from the oldest input before row 0
-    channel.a.new_conv_state[i * wide + channel.channel] =
+  for (int i = 0; i < history + num_live - certain; ++i) {
+    const int at = certain + i;  // counted from the oldest input before row 0
+    float* to = i < history ? channel.a.new_conv_state + i * wide
+                            : channel.a.new_pending + (i - history) * wide;
+    to[channel.channel] =
         at < history + run_rows ? inputs[at * kChannelThreads] : channel.Input(at - history);
   }
 }
@@ -133,7 +141,8 @@ __global__ void __launch_bounds__(kChannelThreads) NgramApplyKernel(const NgramG
   const int64_t wide = a.num_streams * a.width;
   const int c = blockIdx.x * kChannelThreads + threadIdx.x;
   if (c >= wide) return;  // threads share nothing, so none waits for another
-  const int asked_live = *a.live;
+  const int asked_live = *a.live, asked_certain = *a.certain;
+  const int kept = LiveRows(*a.kept, a.num_pending);
   const GateChannel channel(a, c);
   const int history = static_cast<int>((a.num_taps - 1) * a.dilation);
   const int dilation = static_cast<int>(a.dilation);
@@ -149,9 +158,11 @@ __global__ void __launch_bounds__(kChannelThreads) NgramApplyKernel(const NgramG
   for (int j = 0; j < kTaps; ++j) {
     weights[j] = j < a.num_taps ? a.conv_weight[j * wide + c] : 0.0f;
   }
-  LoadHistory(channel, first, history, wide, inputs);
+  LoadHistory(channel, first, history, kept, wide, inputs);
 
   const int num_live = LiveRows(asked_live, a.num_rows);
+  const int certain =
+      max(LiveRows(asked_certain, num_live), num_live - static_cast<int>(a.num_pending));
   const int last = min(first + run_rows, static_cast<int>(a.num_rows));
 #pragma unroll 1
   for (int t = first; t < min(last, num_live); ++t) {
@@ -176,7 +187,9 @@ __global__ void __launch_bounds__(kChannelThreads) NgramApplyKernel(const NgramG
       a.new_streams[t * wide + c] = a.streams[t * wide + c];
     }
   }
-  if (first == 0) WriteHistory(channel, num_live, min(num_live, run_rows), history, wide, inputs);
+  if (first == 0) {
+    WriteHistory(channel, certain, num_live, min(num_live, run_rows), history, wide, inputs);
+  }
 }
 
 }  // namespace

@@ -19,14 +19,19 @@ struct NgramGateArgs {
   const float* conv_weight;  // [taps, J*D]  the last tap is the row itself
   const float* streams;      // [T, J, D]
   const float* conv_state;   // [(taps-1) dilation, J*D]  inputs before row 0, oldest first
-  const int32_t* live;       // one number
-  float* new_streams;        // may be streams
-  float* new_conv_state;     // may be conv_state
-  float2* factors;           // [T, J]  the workspace: sigmoid(z), and 1 / RMS(G)
-  int64_t num_rows;          // T
-  int64_t num_streams;       // J
-  int64_t width;             // D, a multiple of 4
-  int64_t num_taps;          // at most kMostNgramTaps
+  const float* pending;      // [R, J*D]  inputs of drafts
+  const int32_t* kept;       // one number, as the next two
+  const int32_t* certain;
+  const int32_t* live;
+  float* new_streams;     // may be streams
+  float* new_conv_state;  // may be conv_state
+  float* new_pending;     // may be pending
+  float2* factors;        // [T, J]  the workspace: sigmoid(z), and 1 / RMS(G)
+  int64_t num_rows;       // T
+  int64_t num_pending;    // R
+  int64_t num_streams;    // J
+  int64_t width;          // D, a multiple of 4
+  int64_t num_taps;       // at most kMostNgramTaps
   int64_t dilation;
   float eps;
 };

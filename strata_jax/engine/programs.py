@@ -1,0 +1,68 @@
+"""What is compiled: one program for windows, one for tiles."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float32, Int32
+
+from strata_jax.config import ModelConfig
+from strata_jax.model.state import DecodeState, Drafts
+from strata_jax.model.transformer import Residual, forward, head
+from strata_jax.ops.sets import OpSet
+
+Number = Int32[Array, ""] | np.int32 | int
+
+
+class Numbers(NamedTuple):
+    """What a step is told beside its ids; int32 scalars, as one vector behind the ids."""
+
+    pos: Number
+    """Position of row 0."""
+    live: Number
+    """Rows that count."""
+    head_rows: Number
+    """Rows that get logits."""
+    follows: Number = 0
+    """1: the first id is the one that the step before found, whatever stands in its place."""
+    kept: Number = 0
+    """Drafts of the window before that came true."""
+    certain: Number = 0
+    """Rows that are no drafts."""
+
+
+def best_id(logits: Float32[Array, " V"]) -> Int32[Array, ""]:
+    """Id of the largest logit, the lowest of equal ones; -1 if one is not finite."""
+    finite = jnp.all(jnp.isfinite(logits))
+    return jnp.where(finite, jnp.argmax(logits), -1).astype(jnp.int32)
+
+
+def window_program(
+    ops: OpSet, config: ModelConfig, params, state: DecodeState, ids, numbers: Numbers
+) -> tuple[Float32[Array, "T V"], Residual, DecodeState]:
+    """A window: logits of its first `head_rows` rows, the residual of all, and the new state."""
+    drafts = Drafts(kept=jnp.asarray(numbers.kept), certain=jnp.asarray(numbers.certain))
+    pos, live = jnp.asarray(numbers.pos), jnp.asarray(numbers.live)
+    residual, state = forward(ops, config, params, state, ids, pos, live, drafts)
+    head_rows = jnp.asarray(numbers.head_rows)
+    return head(ops, config, params, residual, head_rows), residual, state
+
+
+def tile_program(
+    ops: OpSet,
+    config: ModelConfig,
+    all_logits: bool,
+    params,
+    state: DecodeState,
+    ids,
+    numbers: Numbers,
+) -> tuple[Float32[Array, "T V"], Residual, DecodeState]:
+    """A tile: logits of its last live row, or of every row; the residual; and the new state."""
+    pos, live = jnp.asarray(numbers.pos), jnp.asarray(numbers.live)
+    residual, state = forward(ops, config, params, state, ids, pos, live)
+    last = residual
+    if not all_logits:
+        last = Residual(*(jax.lax.dynamic_slice_in_dim(x, live - 1, 1) for x in residual))
+    head_rows = jnp.asarray(numbers.head_rows)
+    return head(ops, config, params, last, head_rows), residual, state
