@@ -28,6 +28,10 @@ NgramIo = Literal["direct", "mmap", "ram"]
 KvType = Literal["fp16", "int8", "f32"]
 """How keys and values are cached (`ops/cells.py`); the first is the default."""
 
+HiddenNorm = Literal["whole", "per_stream"]
+"""What the root mean square of a draft layer's hidden norm spans: all residual streams together, or each
+alone. Engines disagree (gguf.md, "Disagreement between implementations"); answers do not depend on it."""
+
 LOOPBACK = "loopback"
 PeerLink = Literal["p2p", "host"]
 
@@ -192,6 +196,29 @@ def loader_environment() -> dict[str, str]:
         "PYTHONPATH",
     )
     return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftSettings:
+    """How the draft layer is used. Fields are named after their flags; answers do not depend on them."""
+
+    mtp: pathlib.Path | None = None
+    """File that holds the draft layer; None = the model's own."""
+    mtp_window: int = 4096
+    """Positions that the draft layer remembers at least; whole blocks before them are dropped."""
+    mtp_norm: HiddenNorm = "whole"
+    draft_vocab: pathlib.Path | None = None
+    """File that names the ids which are drafted (`weights/draft_vocab.py`); None = all."""
+    most: int = 3
+    """Drafts of a chain."""
+    min_probability: float = 0.0
+    """A chain ends with the first draft that is less probable."""
+
+    def __post_init__(self) -> None:
+        _check_number("mtp_window", self.mtp_window, int, 64, 1 << 24)
+        if self.mtp_norm not in get_args(HiddenNorm):
+            expected = ", ".join(get_args(HiddenNorm))
+            raise UsageError(f"--mtp_norm={self.mtp_norm}: one of {expected} expected")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,16 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from strata_jax.ops.roles import EXPERT_ROLES, GLOBAL_TENSORS, LAYER_TENSORS, Role
+from strata_jax.ops.roles import (
+    DRAFT_TENSORS,
+    EXPERT_ROLES,
+    GLOBAL_TENSORS,
+    LAYER_TENSORS,
+    Role,
+)
 from strata_jax.ops.sets import OpSet, plain_ops
 from strata_jax.ops.unpack_ref import dequantize_ref
+from strata_jax.weights.draft_layer import DraftLayer
 from strata_jax.weights.pack import Pack
 
 Matrices = dict[tuple[Role, int], Any]
@@ -27,14 +34,29 @@ def dequantized_matrices(pack: Pack) -> dict[tuple[Role, int], np.ndarray]:
         if pack.has(name):
             matrices[role, 0] = _matrix(pack, name)
     for layer in range(pack.config.num_layers):
-        for role, name in LAYER_TENSORS.items():
-            if pack.has(f"blk.{layer}.{name}"):
-                matrices[role, layer] = _matrix(pack, f"blk.{layer}.{name}")
-                assert (matrices[role, layer].ndim == 3) == (role in EXPERT_ROLES)
-        if pack.has(f"blk.{layer}.{_FUSED}"):  # of each expert the gate, then the up projection
-            gate, up = np.split(_matrix(pack, f"blk.{layer}.{_FUSED}"), 2, axis=1)
-            matrices[Role.FFN_GATE_EXPS, layer] = gate
-            matrices[Role.FFN_UP_EXPS, layer] = up
+        found = _layer(pack, f"blk.{layer}.", LAYER_TENSORS)
+        matrices |= {(role, layer): matrix for role, matrix in found.items()}
+    return matrices
+
+
+def dequantized_draft(draft: DraftLayer) -> dict[tuple[Role, int], np.ndarray]:
+    """The same of a draft layer: what its store has addresses of, and the model's embedding and head."""
+    shared = dequantized_matrices(draft.trunk)
+    matrices = {key: shared[key] for key in ((Role.TOKEN_EMBD, 0), (Role.OUTPUT, 0))}
+    found = _layer(draft.pack, draft.prefix, {**LAYER_TENSORS, **DRAFT_TENSORS})
+    return matrices | {(role, 0): matrix for role, matrix in found.items()}
+
+
+def _layer(pack: Pack, prefix: str, tensors: dict[Role, str]) -> dict[Role, np.ndarray]:
+    matrices = {}
+    for role, name in tensors.items():
+        if pack.has(prefix + name):
+            matrices[role] = _matrix(pack, prefix + name)
+            assert (matrices[role].ndim == 3) == (role in EXPERT_ROLES)
+    if pack.has(prefix + _FUSED):  # of each expert the gate, then the up projection
+        gate, up = np.split(_matrix(pack, prefix + _FUSED), 2, axis=1)
+        matrices[Role.FFN_GATE_EXPS] = gate
+        matrices[Role.FFN_UP_EXPS] = up
     return matrices
 
 

@@ -8,12 +8,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from strata_jax.config import Platform
 from strata_jax.model.params import (
     AttentionParams,
+    DraftParams,
     LayerParams,
     LinearParams,
     MixerParams,
     NgramParams,
     Params,
 )
+from strata_jax.weights.draft_layer import DraftLayer
 from strata_jax.weights.pack import Pack
 
 
@@ -26,11 +28,35 @@ def primary_sharding(platform: Platform) -> NamedSharding:
 def load_params(pack: Pack, sharding: NamedSharding) -> Params:
     """The model's vectors on the mesh."""
     config = pack.config
-    layers = tuple(_layer(pack, layer) for layer in range(config.num_layers))
+    layers = tuple(
+        _layer(pack, layer, linear=kind == "linear")
+        for layer, kind in enumerate(config.layer_kinds)
+    )
     ngram = None
     if config.ngram is not None:
         ngram = _ngram(pack, f"blk.{config.ngram.layer}.")
     params = Params(layers=layers, ngram=ngram, output_mixer=_mixer(pack, "output_hc"))
+    return jax.device_put(params, sharding)
+
+
+def load_draft_params(
+    draft: DraftLayer, head_ids: np.ndarray | None, sharding: NamedSharding
+) -> DraftParams:
+    """The draft layer's vectors on the mesh.
+
+    Args:
+        draft: the layer.
+        head_ids: the ids it scores, int32 [V'], ascending; None = all.
+        sharding: where to.
+    """
+    pack, prefix = draft.pack, draft.prefix
+    params = DraftParams(
+        token_norm=_vector(pack, prefix + "nextn.enorm.weight"),
+        hidden_norm=_streams(pack, prefix + "nextn.hnorm.weight"),
+        layer=_layer(pack, draft.block, linear=False),
+        output_mixer=_mixer(pack, prefix + "nextn.hc_head"),
+        head_ids=None if head_ids is None else jnp.asarray(head_ids),
+    )
     return jax.device_put(params, sharding)
 
 
@@ -51,9 +77,8 @@ def _mixer(pack: Pack, prefix: str) -> MixerParams:
     return MixerParams(norm=_streams(pack, f"{prefix}_norm.weight"))
 
 
-def _layer(pack: Pack, layer: int) -> LayerParams:
+def _layer(pack: Pack, layer: int, *, linear: bool) -> LayerParams:
     prefix = f"blk.{layer}."
-    linear = pack.config.layer_kinds[layer] == "linear"
     return LayerParams(
         attn_mixer=_mixer(pack, prefix + "hc_attn"),
         ffn_mixer=_mixer(pack, prefix + "hc_ffn"),

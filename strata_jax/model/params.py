@@ -3,7 +3,7 @@
 Matrices are not here: the native store knows where they lie (`ops/roles.py`).
 """
 
-from jaxtyping import Array, Float32
+from jaxtyping import Array, Float32, Int32
 
 from strata_jax.types import pytree
 
@@ -64,3 +64,15 @@ class Params:
     layers: tuple[LayerParams, ...]
     ngram: NgramParams | None
     output_mixer: MixerParams
+
+
+@pytree
+class DraftParams:
+    """The draft layer."""
+
+    token_norm: Float32[Array, " D"]
+    hidden_norm: Float32[Array, "J D"]
+    layer: LayerParams
+    output_mixer: MixerParams
+    head_ids: Int32[Array, " V"] | None
+    """The ids that the drafter scores, ascending; None = all."""

@@ -85,7 +85,8 @@ def num_cells(max_context: int, tile_rows: int) -> int:
     return -(-(max_context + tile_rows) // grain) * grain
 
 
-def _empty_cells(config: ModelConfig, cells: int, kv: KvType) -> AttentionCells:
+def empty_cells(config: ModelConfig, cells: int, kv: KvType) -> AttentionCells:
+    """One attention layer's cells before the first token."""
     indexed = config.index_budget > 0
     groups = cells // config.index_ratio // GROUP + 1 if indexed else 1
     heads, dim = config.num_kv_heads, config.head_dim
@@ -109,7 +110,7 @@ def empty_state(config: ModelConfig, cells: int, kv: KvType, drafts: int) -> Dec
         drafts: the most that a window has (R).
     """
     attention = [
-        _empty_cells(config, cells, kv) for kind in config.layer_kinds if kind == "attention"
+        empty_cells(config, cells, kv) for kind in config.layer_kinds if kind == "attention"
     ]
     dim = config.gdn_head_dim
     channels = (2 * config.gdn_key_heads + config.gdn_value_heads) * dim

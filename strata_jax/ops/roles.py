@@ -41,6 +41,8 @@ class Role(enum.IntEnum):
     FFN_GATE_SHARED = 29
     FFN_UP_SHARED = 30
     FFN_DOWN_SHARED = 31
+    EH_PROJ = 32
+    """Of a draft layer."""
 
 
 GLOBAL_TENSORS: dict[Role, str] = {
@@ -80,5 +82,15 @@ LAYER_TENSORS: dict[Role, str] = {
     Role.FFN_UP_SHARED: "ffn_up_shexp.weight",
     Role.FFN_DOWN_SHARED: "ffn_down_shexp.weight",
 }
+
+DRAFT_TENSORS: dict[Role, str] = {
+    Role.EH_PROJ: "nextn.eh_proj.weight",
+    Role.OUTPUT_HC_DOWN: "nextn.hc_head_down.weight",
+    Role.OUTPUT_HC_UP: "nextn.hc_head_up.weight",
+    Role.TOKEN_EMBD: "nextn.embed_tokens.weight",
+    Role.OUTPUT: "nextn.shared_head_head.weight",
+}
+"""What a draft layer has beside `LAYER_TENSORS`; in a store of its own, with a final mixer of its own. The
+last two are the model's where a file has none."""
 
 EXPERT_ROLES = frozenset({Role.FFN_GATE_EXPS, Role.FFN_UP_EXPS, Role.FFN_DOWN_EXPS})

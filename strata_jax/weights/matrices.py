@@ -39,14 +39,19 @@ def matrices_of(pack: Pack) -> Iterator[MatrixAt]:
         if role is Role.OUTPUT and not pack.has(name):
             name = GLOBAL_TENSORS[Role.TOKEN_EMBD]  # tied head
         if pack.has(name):
-            yield _matrix(pack, role, 0, name)
+            yield matrix_at(pack, role, 0, name)
     for layer in range(pack.config.num_layers):
-        prefix = f"blk.{layer}."
-        for role, name in LAYER_TENSORS.items():
-            if pack.has(prefix + name):
-                yield _matrix(pack, role, layer, prefix + name)
-        if pack.has(prefix + _FUSED):
-            yield from _fused(pack, layer, prefix + _FUSED)
+        yield from matrices_of_layer(pack, layer, layer)
+
+
+def matrices_of_layer(pack: Pack, block: int, layer: int) -> Iterator[MatrixAt]:
+    """The matrices of a block that every model has, as those of `layer` of a store."""
+    prefix = f"blk.{block}."
+    for role, name in LAYER_TENSORS.items():
+        if pack.has(prefix + name):
+            yield matrix_at(pack, role, layer, prefix + name)
+    if pack.has(prefix + _FUSED):
+        yield from _fused(pack, layer, prefix + _FUSED)
 
 
 def fill_store(pack: Pack) -> _native.WeightStore:
@@ -59,7 +64,8 @@ def fill_store(pack: Pack) -> _native.WeightStore:
     return store
 
 
-def _matrix(pack: Pack, role: Role, layer: int, name: str) -> MatrixAt:
+def matrix_at(pack: Pack, role: Role, layer: int, name: str) -> MatrixAt:
+    """Where the tensor `name` lies, as `role` of `layer`."""
     info = pack.tensor(name)
     cols, *outer = info.shape
     rows = outer[0] if outer else 1

@@ -25,8 +25,15 @@ BLOCK = 32
 """Values that share an activation scale (docs: numerics.md, "T"): widths are multiples of it."""
 
 
-def read_config(file: GgufFile) -> tuple[ModelConfig, tuple[str, ...]]:
+def read_config(
+    file: GgufFile, draft_of: ModelConfig | None = None
+) -> tuple[ModelConfig, tuple[str, ...]]:
     """Reads the settings of a model and what is odd about them.
+
+    Args:
+        file: the opened file.
+        draft_of: the model whose draft layer the file is to hold; the rest of a model may be missing
+            then, and an embedding that it lacks is the model's.
 
     Returns:
         The settings and warnings, one line each. `num_draft_layers` counts the draft layers whose
@@ -39,9 +46,9 @@ def read_config(file: GgufFile) -> tuple[ModelConfig, tuple[str, ...]]:
     """
     meta = MetaReader(file)
     _check_architecture(meta)
-    layers = _layers(meta, file)
+    layers = _layers(meta, file, is_draft=draft_of is not None)
     _check_rope_scaling(meta)
-    vocab_size = _vocab_size(meta, file)
+    vocab_size = _vocab_size(meta, file, draft_of)
     config = ModelConfig(
         **layers,
         **_widths(meta),
@@ -54,6 +61,9 @@ def read_config(file: GgufFile) -> tuple[ModelConfig, tuple[str, ...]]:
     )
     if config.index_budget and config.rope_dim > config.index_dim:
         raise meta.error("rope.dimension_count", f"at most the indexer's {config.index_dim}")
+    if draft_of is not None:  # neither belongs to the draft layer
+        config = dataclasses.replace(config, ngram=draft_of.ngram, eos_id=draft_of.eos_id)
+        return config, tuple(meta.warnings)
     ngram = read_ngram(meta, file, config)
     eos_id = _eos_id(meta, vocab_size, ngram.eos_id if ngram else -1)
     return dataclasses.replace(config, ngram=ngram, eos_id=eos_id), tuple(meta.warnings)
@@ -69,20 +79,27 @@ def _check_architecture(meta: MetaReader) -> None:
         raise meta.error("general.architecture", repr(ARCHITECTURE))
 
 
-def _layers(meta: MetaReader, file: GgufFile) -> dict[str, Any]:
+def _layers(meta: MetaReader, file: GgufFile, *, is_draft: bool) -> dict[str, Any]:
     blocks = meta.integer("block_count", 1, MAX_LAYERS + MAX_DRAFT_LAYERS)
     drafts = meta.integer("nextn_predict_layers", 0, MAX_DRAFT_LAYERS, default=0)
     trunk = blocks - drafts
     if not 1 <= trunk <= MAX_LAYERS:
         raise meta.error("block_count", f"1 to {MAX_LAYERS} layers beside {drafts} draft layers")
     present = {split[0] for split in map(split_block, file.tensors) if split}
-    if not any(block < trunk for block in present):
-        if any(trunk <= block < blocks for block in present):
+    has_draft = any(trunk <= block < blocks for block in present)
+    if is_draft and not has_draft:
+        raise BadFileError(
+            f"{meta.path}: has no draft layer (MTP): metadata {PREFIX}nextn_predict_layers is {drafts}, "
+            f"and no tensor of a block from {trunk} on is in the file"
+        )
+    if not is_draft and not any(block < trunk for block in present):
+        if has_draft:
             raise BadFileError(
-                f"{meta.path}: holds the draft layer (MTP) only, the main model's file expected"
+                f"{meta.path}: holds the draft layer (MTP) only, the main model's file expected; "
+                "--mtp=FILE takes this one beside it"
             )
         raise BadFileError(f"{meta.path}: tensors of blk.0 to blk.{trunk - 1} are missing")
-    if drafts and not any(trunk <= block < blocks for block in present):
+    if drafts and not has_draft:
         meta.warn(
             f"metadata {PREFIX}nextn_predict_layers is {drafts}, but no tensor of "
             f"blk.{trunk} is in the file: there are no drafts"
@@ -218,9 +235,11 @@ def _dense(meta: MetaReader) -> dict[str, Any]:
     }
 
 
-def _vocab_size(meta: MetaReader, file: GgufFile) -> int:
+def _vocab_size(meta: MetaReader, file: GgufFile, draft_of: ModelConfig | None) -> int:
     info = file.tensors.get("token_embd.weight")
     if info is None:
+        if draft_of is not None:
+            return draft_of.vocab_size
         raise BadFileError(f"{meta.path}: tensor token_embd.weight is missing")
     rows = info.num_elements // info.shape[0]
     if not 2 <= rows <= MAX_VOCAB:

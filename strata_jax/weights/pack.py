@@ -134,8 +134,8 @@ def open_pack(path: str | os.PathLike[str]) -> Pack:
     try:
         config, warnings = read_config(file)
         specs = {spec.name: spec for spec in expected_tensors(config, file.tensors)}
-        _check_present(file, specs)
-        warnings += _check_tensors(file, specs)
+        check_present(file, specs)
+        warnings += check_tensors(file, specs)
         warnings += _check_leftovers(file, specs, config)
         if config.ngram is not None:
             file.expect_random("per_layer_token_embd.weight")
@@ -162,7 +162,8 @@ def _as_float32(raw: np.ndarray, kind: GgmlType) -> np.ndarray:
     return raw.view("<f2" if kind is GgmlType.F16 else "<f4").astype(np.float32)
 
 
-def _check_present(file: GgufFile, specs: dict[str, TensorSpec]) -> None:
+def check_present(file: GgufFile, specs: dict[str, TensorSpec]) -> None:
+    """BadFileError naming every tensor that must be there and is not."""
     missing = [
         spec.name for spec in specs.values() if not spec.optional and spec.name not in file.tensors
     ]
@@ -173,7 +174,12 @@ def _check_present(file: GgufFile, specs: dict[str, TensorSpec]) -> None:
         )
 
 
-def _check_tensors(file: GgufFile, specs: dict[str, TensorSpec]) -> tuple[str, ...]:
+def check_tensors(file: GgufFile, specs: dict[str, TensorSpec]) -> tuple[str, ...]:
+    """Checks shapes and types of the tensors that are there; returns what is doubtful.
+
+    Raises:
+        BadFileError: naming the tensor, what it is and what was expected.
+    """
     doubtful: dict[GgmlType, list[str]] = {}
     for spec in specs.values():
         info = file.tensors.get(spec.name)
@@ -214,12 +220,12 @@ def _check_type(kind: GgmlType, spec: TensorSpec, where: str) -> None:
 def _check_leftovers(
     file: GgufFile, specs: dict[str, TensorSpec], config: ModelConfig
 ) -> tuple[str, ...]:
-    others = [name for name in file.tensors if name not in specs]
-    unused = []
-    for name in others:
-        _refuse_relative(name, specs, file)
-        if not (name.endswith("rope_freqs.weight") and _all_ones(file, name)):
-            unused.append(name)
+    refuse_relatives(file, specs)
+    unused = [
+        name
+        for name in file.tensors
+        if name not in specs and not (name.endswith("rope_freqs.weight") and _all_ones(file, name))
+    ]
     warnings = []
     indexer = {name: None for name in file.tensors if _is_indexer(name, config)}
     if indexer and config.index_budget == 0:
@@ -232,6 +238,13 @@ def _check_leftovers(
     if unused:
         warnings.append(f"{file.paths[0]}: not used: {short_list(unused)}")
     return tuple(warnings)
+
+
+def refuse_relatives(file: GgufFile, specs: dict[str, TensorSpec]) -> None:
+    """BadFileError if a tensor that is not asked for would change what a known one computes."""
+    for name in file.tensors:
+        if name not in specs:
+            _refuse_relative(name, specs, file)
 
 
 def _refuse_relative(name: str, specs: dict[str, TensorSpec], file: GgufFile) -> None:

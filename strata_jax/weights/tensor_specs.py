@@ -52,6 +52,12 @@ def expected_tensors(config: ModelConfig, names: Container[str]) -> tuple[Tensor
     return tuple(specs)
 
 
+def draft_tensors(config: ModelConfig, names: Container[str]) -> tuple[TensorSpec, ...]:
+    """Lists the tensors of the first draft layer, as `expected_tensors` does all of a model."""
+    prefix = f"blk.{config.num_layers}."
+    return tuple(spec for spec in expected_tensors(config, names) if spec.name.startswith(prefix))
+
+
 def _globals(config: ModelConfig) -> Iterator[TensorSpec]:
     table = (config.hidden, config.vocab_size)
     yield TensorSpec("token_embd.weight", table, "embedding")

@@ -1,4 +1,10 @@
-from strata_jax.ops.roles import EXPERT_ROLES, GLOBAL_TENSORS, LAYER_TENSORS, Role
+from strata_jax.ops.roles import (
+    DRAFT_TENSORS,
+    EXPERT_ROLES,
+    GLOBAL_TENSORS,
+    LAYER_TENSORS,
+    Role,
+)
 
 
 def test_numbers_roles_from_zero_without_gaps():
@@ -13,15 +19,17 @@ def test_keeps_the_numbers_that_compiled_programs_hold():
         "ATTN_QKV": 13,
         "FFN_ROUTER": 24,
         "FFN_DOWN_SHARED": 31,
+        "EH_PROJ": 32,
     }
     assert {name: int(Role[name]) for name in kept} == kept
 
 
 def test_names_a_tensor_for_every_role_once():
-    names = [*GLOBAL_TENSORS.values(), *LAYER_TENSORS.values()]
+    names = [*GLOBAL_TENSORS.values(), *LAYER_TENSORS.values(), *DRAFT_TENSORS.values()]
 
-    assert set(GLOBAL_TENSORS) | set(LAYER_TENSORS) == set(Role)
+    assert set(GLOBAL_TENSORS) | set(LAYER_TENSORS) | set(DRAFT_TENSORS) == set(Role)
     assert not set(GLOBAL_TENSORS) & set(LAYER_TENSORS)
+    assert not set(DRAFT_TENSORS) & set(LAYER_TENSORS)
     assert len(set(names)) == len(names)
 
 
