@@ -1,0 +1,272 @@
+"""Drafts by the model's own draft layer: follows what the model reads, guesses a chain of ids.
+
+Everything is compiled at the start. `known` writes the cells of rows whose ids are known, of a prompt tile
+or a window; it is queued and nobody waits for it, so it runs beside the model's next tile. `chain` writes
+the cells of the rows that a window kept, goes through the layer for the last of them and then for each of
+its own drafts in turn, all on the device: one launch and one transfer a pass. `shift` drops the oldest
+cells where the window is shorter than the context.
+
+The row of position p stands for the id at p and the residual of p - 1. Rows of drafts that did not come
+true are written over by those that did: a cell belongs to a position.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from strata_jax.config import DraftSettings, ModelConfig
+from strata_jax.engine.drafts import Drafted
+from strata_jax.engine.loader import load_draft_params
+from strata_jax.engine.mtp_programs import NUMBERS, ProgramSettings, chain_program, known_program
+from strata_jax.model.draft import DraftOps, drop_oldest
+from strata_jax.model.params import DraftParams
+from strata_jax.model.state import AttentionCells, empty_cells
+from strata_jax.ops.native import Backend
+from strata_jax.ops.roles import Role
+from strata_jax.ops.sets import OpSet, native_ops
+from strata_jax.weights.draft_layer import DraftLayer
+from strata_jax.weights.draft_needs import BLOCK_ROWS, DraftSizes, draft_kv
+from strata_jax.weights.draft_store import DraftStore, open_draft_store
+from strata_jax.weights.draft_vocab import read_draft_vocab
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Placing:
+    """Where arrays go, and how programs are compiled."""
+
+    backend: Backend
+    sharding: jax.sharding.NamedSharding
+    result_sharding: jax.sharding.Sharding
+    """Of what the host reads."""
+    compiler_options: dict[str, Any] | None
+
+
+class _Rows(NamedTuple):
+    """Rows that were read last; the residual's first ones."""
+
+    ids: np.ndarray
+    residual: jax.Array
+    position: int
+    """Of the first row: that of its id."""
+
+
+class MtpDrafter:
+    """One sequence at a time; a `Drafter` (engine/drafts.py)."""
+
+    def __init__(
+        self,
+        draft: DraftLayer,
+        store: DraftStore,
+        config: ModelConfig,
+        settings: DraftSettings,
+        params: DraftParams,
+        sizes: DraftSizes,
+    ):
+        """See `open`; `params` lies where the programs want it."""
+        self._draft = draft
+        self._store = store
+        self._config = config
+        self._sizes = sizes
+        self._most = settings.most
+        self._block = min(sizes.tile_rows, BLOCK_ROWS)
+        self._params = params
+        self._cells: AttentionCells | None = None
+        self.origin = 0
+        """Position of the oldest cell."""
+        self._rows: _Rows | None = None
+        self._is_written = True
+
+    @classmethod
+    def open(
+        cls,
+        draft: DraftLayer,
+        shared: OpSet,
+        config: ModelConfig,
+        settings: DraftSettings,
+        sizes: DraftSizes,
+        placing: Placing,
+        report: Callable[[str], None],
+    ) -> "MtpDrafter":
+        """Loads and compiles.
+
+        Args:
+            draft: the layer; closed with the drafter.
+            shared: ops over the model's own store, which has the embedding and the head.
+            config: the model's sizes.
+            settings: how drafts are made.
+            sizes: of caches and programs.
+            placing: where arrays go, and how programs are compiled.
+            report: takes lines on progress.
+
+        Raises:
+            BadFileError: for a draft vocabulary that cannot be used.
+            CapacityError: if a device's memory is not to be had.
+        """
+        head_ids = None
+        if settings.draft_vocab is not None:
+            head_ids = read_draft_vocab(settings.draft_vocab, config.vocab_size)
+        store = open_draft_store(draft, head_ids, placing.backend, report)
+        try:
+            params = load_draft_params(draft, head_ids, placing.sharding)
+            drafter = cls(draft, store, config, settings, params, sizes)
+            report("compiling the draft layer")
+            programs = ProgramSettings(
+                ops=_draft_ops(draft, store, shared, head_ids, placing.backend),
+                config=config,
+                reading=settings.mtp_norm,
+                most=settings.most,
+                min_probability=settings.min_probability,
+                in_loop=not placing.backend.is_device,
+            )
+            drafter._compile(programs, placing)
+        except BaseException:
+            store.close()
+            raise
+        return drafter
+
+    def close(self) -> None:
+        """Lets go of store and file; after the last step, before the model's own store."""
+        self._cells = self._rows = None
+        self._store.close()
+        self._draft.close()
+
+    def _compile(self, settings: ProgramSettings, placing: Placing) -> None:
+        config, sizes = self._config, self._sizes
+        place = functools.partial(jax.ShapeDtypeStruct, sharding=placing.sharding)
+        empty = functools.partial(empty_cells, config, sizes.num_cells, draft_kv(sizes.kv))
+        shapes = jax.tree.map(lambda x: place(x.shape, x.dtype), jax.eval_shape(empty))
+        self._empty = jax.jit(empty, out_shardings=placing.sharding).lower().compile()
+        window = (sizes.window_rows, config.num_streams, config.hidden)
+        tile = (sizes.tile_rows, *window[1:])
+        self._nothing = jax.device_put(jnp.zeros(window, jnp.float32), placing.sharding)
+
+        def compiled(program, residual: tuple[int, ...], numbers: int, out: Any):
+            jitted = jax.jit(program, donate_argnums=1, out_shardings=(None, out))
+            arguments = (
+                self._params,
+                shapes,
+                place(residual, jnp.float32),
+                place((numbers,), jnp.int32),
+            )
+            return jitted.lower(*arguments).compile(placing.compiler_options)
+
+        known = functools.partial(known_program, settings, sizes.window_rows)
+        self._known_tile = compiled(known, tile, self._block + NUMBERS, None)
+        self._known_window = compiled(known, window, window[0] + NUMBERS, None)
+        chain = functools.partial(chain_program, settings)
+        self._chain = compiled(chain, window, window[0] + NUMBERS, placing.result_sharding)
+        drop = functools.partial(drop_oldest, count=sizes.step, ratio=config.index_ratio)
+        self._shift = None
+        if sizes.step:
+            self._shift = jax.jit(drop, donate_argnums=0).lower(shapes).compile()
+
+    def reset(self) -> None:
+        """Forgets the sequence."""
+        # What lies in cells of no row is never read: a prompt's are all written before they are.
+        if self._cells is None:
+            self._cells = self._empty()
+        self.origin = 0
+        self._rows = None
+        self._is_written = True
+
+    def begin(self, token: int) -> None:
+        """The sequence begins with this id: its row takes a residual of zeros."""
+        self._rows = _Rows(np.asarray([token], np.int32), self._nothing, 0)
+        self._is_written = False
+
+    def read(self, ids: np.ndarray, residual: jax.Array, position: int) -> None:
+        """Takes note of what the model has read; see `Drafter.read`.
+
+        A window's rows wait for the next call, for `draft` writes their cells on its way.
+        """
+        self._write()
+        if not len(ids):
+            return
+        ids = np.asarray(ids, np.int32)
+        if residual.shape[0] == self._sizes.window_rows:
+            self._rows, self._is_written = _Rows(ids, residual, position + 1), False
+            return
+        last = self._nothing
+        for first in range(0, len(ids), self._block):
+            part = ids[first : first + self._block]
+            last = self._known(self._known_tile, part, residual, first, position + 1 + first)
+        self._rows = _Rows(ids[-1:], last, position + len(ids))
+
+    def draft(self, count: int) -> Drafted:
+        """Up to `count` ids that may follow the last id of `read`; see `Drafter.draft`."""
+        count = min(count, self._most)
+        if count < 1 or self._rows is None:
+            return Drafted(ids=np.zeros(0, np.int32), probabilities=np.zeros(0, np.float32))
+        ids, residual, position = self._rows
+        cell = self._cell(position, len(ids) + self._most)
+        behind = (len(ids), self.origin, cell, count)
+        numbers = _numbers(ids, self._sizes.window_rows, behind)
+        found = np.asarray(self._run(self._chain, residual, numbers))
+        self._is_written = True
+        made = int(found[-1])
+        ids, bits = found[:made], found[self._most : self._most + made]
+        return Drafted(ids=ids.copy(), probabilities=bits.copy().view(np.float32))
+
+    def _write(self) -> None:
+        """Writes the cells of the rows read last, if no chain did."""
+        if self._rows is not None and not self._is_written:
+            self._known(
+                self._known_window, self._rows.ids, self._rows.residual, 0, self._rows.position
+            )
+        self._is_written = True
+
+    def _known(
+        self, program, ids: np.ndarray, residual: jax.Array, first: int, position: int
+    ) -> jax.Array:
+        rows = self._block if program is self._known_tile else self._sizes.window_rows
+        cell = self._cell(position, len(ids))  # may move the origin
+        behind = (first, len(ids), self.origin, cell)
+        return self._run(program, residual, _numbers(ids, rows, behind))
+
+    def _cell(self, position: int, rows: int) -> int:
+        """The cell of a position, with room for so many rows from there on."""
+        while position - self.origin + rows > self._sizes.num_cells:
+            assert self._shift is not None, "the cache holds the whole context"
+            cells, self._cells = self._cells, None
+            self._cells = self._shift(cells)
+            self.origin += self._sizes.step
+        return position - self.origin
+
+    def _run(self, program, residual: jax.Array, numbers: np.ndarray) -> jax.Array:
+        cells, self._cells = self._cells, None  # donated: a failed step leaves none behind
+        assert cells is not None, "reset before reading"
+        self._cells, result = program(self._params, cells, residual, numbers)
+        return result
+
+
+def _draft_ops(
+    draft: DraftLayer,
+    store: DraftStore,
+    shared: OpSet,
+    head_ids: np.ndarray | None,
+    backend: Backend,
+) -> DraftOps:
+    """Ops over the layer's own store, and over the model's for what the layer has not."""
+    config = draft.trunk.config
+    own = native_ops(store.slot, backend=backend)
+    has_head = head_ids is not None or draft.has(Role.OUTPUT)
+    head = own.quant_matmul if has_head else shared.quant_matmul
+    columns = config.vocab_size if head_ids is None else len(head_ids)
+    return DraftOps(
+        layer=own,
+        embed_rows=own.embed_rows if draft.has(Role.TOKEN_EMBD) else shared.embed_rows,
+        head=functools.partial(head, layer=0, roles=(Role.OUTPUT,), num_columns=columns),
+    )
+
+
+def _numbers(ids: np.ndarray, width: int, behind: tuple[int, ...]) -> np.ndarray:
+    """The operand of a program: ids, filled up to `width`, and the numbers behind them."""
+    numbers = np.zeros(width + NUMBERS, np.int32)
+    numbers[: len(ids)] = ids
+    numbers[width:] = behind
+    return numbers
