@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -5,14 +6,16 @@ import pytest
 from strata_jax.config import DraftSettings
 from strata_jax.engine.loader import primary_sharding
 from strata_jax.engine.mtp_drafter import MtpDrafter, Placing
-from strata_jax.ops.native import CPU
+from strata_jax.ops.native import CPU, Backend
+from strata_jax.ops.roles import Role
 from strata_jax.ops.sets import native_ops
 from strata_jax.weights.budget import StepSizes
 from strata_jax.weights.draft_layer import find_draft_layer
 from strata_jax.weights.draft_needs import draft_sizes
 from strata_jax.weights.draft_vocab import write_draft_vocab
-from strata_jax.weights.matrices import fill_store
+from strata_jax.weights.matrices import fill_store, matrices_of
 from strata_jax.weights.pack import open_pack
+from strata_jax.weights.panels import matrix_bytes
 from tests.drafter_steps import OpenDraft, before, residuals
 from tests.gguf_maker import TINY, make_model
 
@@ -227,3 +230,61 @@ def test_knows_both_readings_of_the_norm(pack, opened, residual, reading):
     logits = layer.logits(IDS[:21], residual[:21])
 
     assert drafter.draft(1).ids.tolist() == [int(logits[20].argmax())]
+
+
+BACKENDS = [
+    pytest.param(Backend("emulated"), id="emulated"),
+    pytest.param(Backend("cuda"), id="cuda", marks=pytest.mark.gpu),
+]
+
+
+def device_store(pack, backend):
+    """A device's store with what a drafter takes from the model's."""
+    matrices = [m for m in matrices_of(pack) if m.role in (Role.TOKEN_EMBD, Role.OUTPUT)]
+    size = sum(matrix_bytes(m.type, m.rows, m.cols) for m in matrices)
+    store = backend.library.DeviceStore(len(Role), 1, 0, size, 0, 0)
+    for m in matrices:
+        store.put(m.role, 0, m.type, m.count, m.rows, m.cols, m.stride, m.address)
+    store.publish_experts()
+    return store
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_device_drafts_what_the_cpu_drafts(backend, embedded_pack):
+    ids = np.arange(70, dtype=np.int32) * 37 % 4000
+    rows = np.pad(residuals(embedded_pack, ids), ((0, 64), (0, 0), (0, 0)))
+    steps = StepSizes(tile_rows=64, window_rows=4)
+    settings = DraftSettings(most=3)
+    found = []
+
+    for chosen in (CPU, backend):
+        place = primary_sharding(chosen.platform)
+        placing = Placing(
+            backend=chosen, sharding=place, result_sharding=place, compiler_options=None
+        )
+        store = (
+            device_store(embedded_pack, chosen) if chosen.is_device else fill_store(embedded_pack)
+        )
+        config = embedded_pack.config
+        drafter = MtpDrafter.open(
+            layer_of(embedded_pack),
+            native_ops(store.slot, backend=chosen),
+            config,
+            settings,
+            draft_sizes(config, settings, 256, "fp16", steps),
+            placing,
+            lambda _: None,
+        )
+        drafter.reset()
+        drafter.begin(int(ids[0]))
+        for at, width, count in ((0, 60, 64), (60, 3, 4), (63, 2, 4)):
+            residual = jax.device_put(rows[at : at + count], place)
+            drafter.read(ids[at + 1 : at + 1 + width], residual, at)
+            found.append((drafter.draft(3), drafter.draft(2), drafter.draft(1)))
+        drafter.close()
+        store.close()
+
+    for ours, theirs in zip(found[:3], found[3:], strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.ids.tolist() == b.ids.tolist()
+            np.testing.assert_allclose(a.probabilities, b.probabilities, atol=5e-3)
