@@ -43,8 +43,8 @@ void NormRotate(const float* from, const float* weight, const Rotation& rotation
 
 void AppendRow(const QsaAppendArgs& a, int64_t t, int64_t proj_width, Rotation& rotation,
                std::vector<float>& key) {
-  const int64_t position = a.pos + t;
-  SetPosition(a, position, rotation);
+  const int64_t cell = a.pos + t;
+  SetPosition(a, a.origin + cell, rotation);
   const float* from = a.proj + t * proj_width;
   for (int64_t h = 0; h < a.num_heads; ++h, from += 2 * a.head_dim) {
     NormRotate(from, a.q_norm, rotation, a.head_dim, a.eps,
@@ -53,7 +53,7 @@ void AppendRow(const QsaAppendArgs& a, int64_t t, int64_t proj_width, Rotation& 
   const int64_t kv_width = a.num_kv_heads * a.head_dim;
   key.resize(a.head_dim);
   for (int64_t h = 0; h < a.num_kv_heads; ++h) {
-    const int64_t head = position * a.num_kv_heads + h;
+    const int64_t head = cell * a.num_kv_heads + h;
     NormRotate(from + h * a.head_dim, a.k_norm, rotation, a.head_dim, a.eps, key.data());
     StoreKey(a.cells, head, a.head_dim, key.data());
     StoreValue(a.cells, head, a.head_dim, from + kv_width + h * a.head_dim);
@@ -64,7 +64,7 @@ void AppendRow(const QsaAppendArgs& a, int64_t t, int64_t proj_width, Rotation& 
                a.index_q + (t * a.index_heads + h) * a.index_dim);
   }
   if (a.index_heads > 0) {
-    std::memcpy(a.index_raw + position * a.index_dim, from, a.index_dim * sizeof(float));
+    std::memcpy(a.index_raw + cell * a.index_dim, from, a.index_dim * sizeof(float));
   }
 }
 
@@ -75,7 +75,7 @@ void PoolBlock(const QsaAppendArgs& a, int64_t block, Rotation& rotation, std::v
     for (int64_t i = 0; i < a.index_dim; ++i) key[i] += raw[i];
   }
   for (float& value : key) value /= static_cast<float>(a.ratio);
-  SetPosition(a, block * a.ratio, rotation);
+  SetPosition(a, a.origin + block * a.ratio, rotation);
   NormRotate(key.data(), a.index_k_norm, rotation, a.index_dim, a.eps, key.data());
   float* to = a.index_keys + block / 16 * a.index_dim * 16 + block % 16;
   for (int64_t i = 0; i < a.index_dim; ++i) to[i * 16] = key[i];

@@ -17,9 +17,10 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> proj, ffi::BufferR1<ffi::F32> q_norm,
                   ffi::BufferR1<ffi::F32> index_k_norm, ffi::BufferR1<ffi::F32> inv_freq,
                   ffi::AnyBuffer keys, ffi::AnyBuffer values, ffi::BufferR2<ffi::F32> index_raw,
                   ffi::BufferR3<ffi::F32> index_keys, ffi::BufferR3<ffi::F32> scales,
-                  ffi::BufferR0<ffi::S32> pos, ffi::BufferR0<ffi::S32> live,
-                  ffi::ResultBufferR3<ffi::F32> q, ffi::ResultBufferR3<ffi::F32> index_q,
-                  ffi::Result<ffi::AnyBuffer> new_keys, ffi::Result<ffi::AnyBuffer> new_values,
+                  ffi::BufferR0<ffi::S32> origin, ffi::BufferR0<ffi::S32> pos,
+                  ffi::BufferR0<ffi::S32> live, ffi::ResultBufferR3<ffi::F32> q,
+                  ffi::ResultBufferR3<ffi::F32> index_q, ffi::Result<ffi::AnyBuffer> new_keys,
+                  ffi::Result<ffi::AnyBuffer> new_values,
                   ffi::ResultBufferR2<ffi::F32> new_index_raw,
                   ffi::ResultBufferR3<ffi::F32> new_index_keys,
                   ffi::ResultBufferR3<ffi::F32> new_scales, int64_t ratio, float eps) {
@@ -30,6 +31,7 @@ ffi::Error Handle(ffi::BufferR2<ffi::F32> proj, ffi::BufferR1<ffi::F32> q_norm,
   args.num_rows = proj.dimensions()[0];
   args.num_live = *live.typed_data();
   args.pos = *pos.typed_data();
+  args.origin = *origin.typed_data();
   args.num_heads = q->dimensions()[1];
   args.num_kv_heads = keys.dimensions()[1];
   args.head_dim = keys.dimensions()[2];
@@ -90,6 +92,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(QsaAppendFfi, Caught("qsa_append", Handle),
                                   .Arg<ffi::BufferR2<ffi::F32>>()  // index_raw
                                   .Arg<ffi::BufferR3<ffi::F32>>()  // index_keys
                                   .Arg<ffi::BufferR3<ffi::F32>>()  // scales
+                                  .Arg<ffi::BufferR0<ffi::S32>>()  // origin
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // pos
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // live
                                   .Ret<ffi::BufferR3<ffi::F32>>()  // q

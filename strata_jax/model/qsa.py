@@ -23,8 +23,21 @@ def attention_block(
     live: Int32[Array, ""],
     *,
     layer: int,
+    origin: Int32[Array, ""] | int = 0,
 ) -> tuple[Float32[Array, "T D"], AttentionCells]:
-    """One block; dense where the file has no indexer budget. Source: model.md, sections 4 and 5."""
+    """One block; dense where the file has no indexer budget. Source: model.md, sections 4 and 5.
+
+    Args:
+        ops: the op set.
+        config: sizes.
+        params: the block's vectors.
+        cells: updated in place.
+        x: what the mixer read.
+        pos: cell of row 0.
+        live: rows that count.
+        layer: whose matrices.
+        origin: position of cell 0, a multiple of the indexer's ratio.
+    """
     indexed = config.index_budget > 0
     index_heads = config.index_heads if indexed else 0
     ratio = config.index_ratio if indexed else 0
@@ -44,6 +57,7 @@ def attention_block(
         cells.index_raw,
         cells.index_keys,
         cells.scales,
+        jnp.asarray(origin, jnp.int32),
         pos,
         live,
         num_heads=config.num_heads,

@@ -231,7 +231,7 @@ def _qsa_append(case: Case, rng: np.random.Generator) -> Call:
     index_raw = _normal(rng, cells, c.index_dim)
     index_keys = _normal(rng, cells // c.index_ratio // GROUP + 1, c.index_dim, GROUP)
     caches = (keys, values, index_raw, index_keys, scales)
-    numbers = (np.int32(case.position), np.int32(case.rows))
+    numbers = (np.int32(0), np.int32(case.position), np.int32(case.rows))
     return Call(
         op="qsa_append",
         operands=(proj, *norms, inv_freq, *caches, *numbers),

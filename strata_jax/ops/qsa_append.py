@@ -24,6 +24,7 @@ def qsa_append(
     index_raw: Float32[Array, "S IC"],
     index_keys: Float32[Array, "M/16 IC 16"],
     scales: Float32[Array, "S K 2G"],
+    origin: Int32[Array, ""],
     pos: Int32[Array, ""],
     live: Int32[Array, ""],
     *,
@@ -49,7 +50,8 @@ def qsa_append(
         index_raw: raw indexer keys of every cell.
         index_keys: pooled, normed and rotated keys of complete blocks, 16 blocks side by side.
         scales: of int8 cells, a head's key's before its value's; any S else.
-        pos: position of row 0.
+        origin: position of cell 0; more than 0 where the oldest blocks were dropped.
+        pos: cell of row 0.
         live: rows that count; the others write nothing and give zero queries.
         num_heads: H.
         index_heads: IH; 0 without an indexer.
@@ -70,7 +72,7 @@ def qsa_append(
     call = backend.call("qsa_append", out, aliases={6 + n: 2 + n for n in range(len(caches))})
     norms = (q_norm, k_norm, index_q_norm, index_k_norm)
     attributes = {"ratio": np.int64(ratio), "eps": np.float32(eps)}
-    return tuple(call(proj, *norms, inv_freq, *caches, pos, live, **attributes))
+    return tuple(call(proj, *norms, inv_freq, *caches, origin, pos, live, **attributes))
 
 
 def norm_rotate_ref(x, weight, positions, inv_freq, eps):
@@ -102,6 +104,7 @@ def qsa_append_ref(
     index_raw,
     index_keys,
     scales,
+    origin,
     pos,
     live,
     *,
@@ -120,7 +123,7 @@ def qsa_append_ref(
     index_dim = index_raw.shape[1]
     widths = [num_heads * 2 * dim, kv_heads * dim, kv_heads * dim, index_heads * index_dim]
     q, k, v, iq, ik = jnp.split(proj, np.cumsum(widths), axis=1)
-    positions = pos + jnp.arange(T)
+    positions = origin + pos + jnp.arange(T)
     rows = (jnp.arange(T) < live)[:, None, None]
     q = q.reshape(T, num_heads, 2 * dim)[..., :dim]
     q = jnp.where(rows, norm_rotate_ref(q, q_norm, positions, inv_freq, eps), 0.0)
@@ -137,7 +140,7 @@ def qsa_append_ref(
     index_raw = _write(index_raw, ik, pos, live)
     blocks = index_raw.shape[0] // ratio
     pooled = jnp.mean(index_raw[: blocks * ratio].reshape(blocks, ratio, index_dim), axis=1)
-    first = jnp.arange(blocks) * ratio
+    first = origin + jnp.arange(blocks) * ratio
     pooled = norm_rotate_ref(pooled[:, None], index_k_norm, first, inv_freq, eps)[:, 0]
     old = jnp.swapaxes(index_keys, 1, 2).reshape(-1, index_dim)
     done = (jnp.arange(blocks) >= pos // ratio) & (jnp.arange(blocks) < (pos + live) // ratio)

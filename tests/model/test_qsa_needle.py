@@ -63,7 +63,7 @@ def last_row(rows: np.ndarray, kv: KvType) -> tuple[np.ndarray, np.ndarray]:
     q = index_q = tile = np.zeros(0)
     for begin in range(0, tokens, TILE):
         tile = rows[begin : begin + TILE]
-        numbers = (np.int32(begin), np.int32(TILE))
+        numbers = (np.int32(0), np.int32(begin), np.int32(TILE))
         q, index_q, *caches = append(tile, *norms, inv_freq, *caches, *numbers)
     numbers = (np.int32(tokens - 1), np.int32(1))
     blocks = select(index_q[-1:], caches[3], *numbers)

@@ -174,6 +174,30 @@ def test_rotates_far_positions_like_its_twin():
     assert_close("qsa_append", native(call), run_plain(call))
 
 
+@pytest.mark.parametrize("kv", ["f32", "int8"])
+def test_rotates_by_the_position_and_not_by_the_cell(kv):
+    # 64 cells were dropped: all that was in cell 64 + p is in cell p now, bit for bit.
+    whole = changed(make(kv=kv), pos=np.int32(70), live=np.int32(8))
+    dropped = {KEYS: 64, VALUES: 64, RAW: 64, INDEX_KEYS: 1}  # 16 blocks of 4 cells
+    if kv == "int8":
+        dropped[10] = 64
+    shifted = {f"_{i}": np.roll(whole.operands[i], -n, axis=0) for i, n in dropped.items()}
+    late = changed(whole, **shifted, _11=np.int32(64), pos=np.int32(6))
+
+    before, after = native(whole), native(late)
+
+    assert_same_bits(after[:2], before[:2])
+    for place, cells in ((2, 64), (3, 64), (4, 64), (5, 1)):
+        assert_same_bits((after[place][:cells],), (np.roll(before[place], -cells, axis=0)[:cells],))
+
+
+@pytest.mark.parametrize("origin", [4, 4096])
+def test_equals_its_twin_in_a_cache_that_begins_later(origin):
+    call = changed(make(), _11=np.int32(origin), pos=np.int32(57), live=np.int32(8))
+
+    assert_close("qsa_append", native(call), run_plain(call))
+
+
 class TestErrors:
     call = make()
 

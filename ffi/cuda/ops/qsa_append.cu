@@ -124,8 +124,8 @@ __device__ __forceinline__ void NormRotate(const QsaAppendArgs& a, int lane, int
 // The block that row t completes, if it does: the mean of its raw keys, normed and rotated at the
 // position of its first token. Cells of this window come from proj, since other warps are writing
 // them; older ones from the cache.
-__device__ void PoolBlock(const QsaAppendArgs& a, int lane, int t, int pos, const float* raw,
-                          const Scratch& scratch) {
+__device__ void PoolBlock(const QsaAppendArgs& a, int lane, int t, int pos, int origin,
+                          const float* raw, const Scratch& scratch) {
   const int end = pos + t + 1;
   if (end % a.ratio != 0) return;
   const int width = ProjWidth(a), dim = a.index_dim;
@@ -148,7 +148,7 @@ __device__ void PoolBlock(const QsaAppendArgs& a, int lane, int t, int pos, cons
   }
   const auto mean = [&](int i) { return scratch.x[i]; };
   Fetch(a, lane, dim, mean, a.index_k_norm, scratch);
-  NormRotate(a, lane, a.index_dim, end - a.ratio, scratch);
+  NormRotate(a, lane, a.index_dim, origin + end - a.ratio, scratch);
   const int block = end / a.ratio - 1;
   float* to = a.index_keys + static_cast<int64_t>(block / 16) * a.index_dim * 16 + block % 16;
   for (int i = lane; i < a.index_dim; i += 32) to[static_cast<int64_t>(i) * 16] = scratch.x[i];
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int t = blockIdx.y;
   const Job job = JobAt(a, blockIdx.x * kWarps + warp);
   if (job.kind == Kind::kNone) return;
-  const int live = *a.live, pos = *a.pos;
+  const int live = *a.live, pos = *a.pos, origin = *a.origin;
   const int dim = job.kind < Kind::kIndexQuery ? a.head_dim : a.index_dim;
   const float* from = a.proj + static_cast<int64_t>(t) * ProjWidth(a) + Column(a, job);
   float* own = shared + warp * (2 * max(a.head_dim, a.index_dim) + a.rotated);
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(32 * kWarps)
                      : a.index_q + (static_cast<int64_t>(t) * a.index_heads + job.head) * dim;
     // Read before `live` is known, so that one wait covers both.
     Fetch(a, lane, dim, read, main ? a.q_norm : a.index_q_norm, scratch);
-    NormRotate(a, lane, dim, pos + t, scratch);
+    NormRotate(a, lane, dim, origin + pos + t, scratch);
     for (int i = lane; i < dim; i += 32) to[i] = dead ? 0.0f : scratch.x[i];
     return;
   }
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   switch (job.kind) {
     case Kind::kKey:
       Fetch(a, lane, dim, read, a.k_norm, scratch);
-      NormRotate(a, lane, dim, pos + t, scratch);
+      NormRotate(a, lane, dim, origin + pos + t, scratch);
       StoreHead(Stored(), lane, dim, own_value, a.cells.keys, head * dim, scales);
       break;
     case Kind::kValue:
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(32 * kWarps)
              [&](int i, float x) { a.index_raw[static_cast<int64_t>(pos + t) * dim + i] = x; });
       break;
     default:
-      PoolBlock(a, lane, t, pos, from, scratch);
+      PoolBlock(a, lane, t, pos, origin, from, scratch);
   }
 }
 

@@ -20,7 +20,8 @@ struct QsaAppendArgs {
   const float* index_q_norm;  // [IC]
   const float* index_k_norm;  // [IC]
   const float* inv_freq;      // [R/2]
-  const int32_t* pos;         // position of row 0
+  const int32_t* origin;      // position of cell 0
+  const int32_t* pos;         // cell of row 0
   const int32_t* live;
   CellStore cells;    // [S, K, C]       in place
   float* index_raw;   // [S, IC]         in place

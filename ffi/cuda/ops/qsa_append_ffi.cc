@@ -25,10 +25,10 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> proj,
                   ffi::BufferR1<ffi::F32> index_q_norm, ffi::BufferR1<ffi::F32> index_k_norm,
                   ffi::BufferR1<ffi::F32> inv_freq, ffi::AnyBuffer keys, ffi::AnyBuffer values,
                   ffi::BufferR2<ffi::F32> index_raw, ffi::BufferR3<ffi::F32> index_keys,
-                  ffi::BufferR3<ffi::F32> scales, ffi::BufferR0<ffi::S32> pos,
-                  ffi::BufferR0<ffi::S32> live, ffi::ResultBufferR3<ffi::F32> q,
-                  ffi::ResultBufferR3<ffi::F32> index_q, ffi::Result<ffi::AnyBuffer> new_keys,
-                  ffi::Result<ffi::AnyBuffer> new_values,
+                  ffi::BufferR3<ffi::F32> scales, ffi::BufferR0<ffi::S32> origin,
+                  ffi::BufferR0<ffi::S32> pos, ffi::BufferR0<ffi::S32> live,
+                  ffi::ResultBufferR3<ffi::F32> q, ffi::ResultBufferR3<ffi::F32> index_q,
+                  ffi::Result<ffi::AnyBuffer> new_keys, ffi::Result<ffi::AnyBuffer> new_values,
                   ffi::ResultBufferR2<ffi::F32> new_index_raw,
                   ffi::ResultBufferR3<ffi::F32> new_index_keys,
                   ffi::ResultBufferR3<ffi::F32> new_scales, int64_t ratio, float eps) {
@@ -68,6 +68,7 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> proj,
   args.index_k_norm = index_k_norm.typed_data();
   args.inv_freq = inv_freq.typed_data();
   args.pos = pos.typed_data();
+  args.origin = origin.typed_data();
   args.live = live.typed_data();
   args.cells.keys = new_keys->untyped_data();
   args.cells.values = new_values->untyped_data();
@@ -102,6 +103,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(QsaAppendFfi, Caught("qsa_append", Handle),
                                   .Arg<ffi::BufferR2<ffi::F32>>()  // index_raw
                                   .Arg<ffi::BufferR3<ffi::F32>>()  // index_keys
                                   .Arg<ffi::BufferR3<ffi::F32>>()  // scales
+                                  .Arg<ffi::BufferR0<ffi::S32>>()  // origin
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // pos
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // live
                                   .Ret<ffi::BufferR3<ffi::F32>>()  // q
