@@ -3,12 +3,22 @@
 import dataclasses
 from pathlib import Path
 
-from strata_jax.config import TILE_ROWS, KvType, ModelConfig, Platform, TierSettings
+from strata_jax.config import (
+    MOST_DRAFTS,
+    TILE_ROWS,
+    KvType,
+    ModelConfig,
+    Platform,
+    TierSettings,
+)
+from strata_jax.engine.scripted_drafter import DraftScript
 from strata_jax.errors import UsageError
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.plan import DEFAULT_CONTEXT
 
 DEFAULT_WINDOW_ROWS = 8
+DEFAULT_LIVE_ROWS = 4
+"""Of a window with drafts."""
 MAX_WINDOW_ROWS = 64
 DEFAULT_CHUNK_ROWS = 8192
 _MAX_CONTEXT = 1 << 24
@@ -34,7 +44,13 @@ class EngineOptions:
     cache_dir: Path | None = None
     """Where compiled programs are kept between runs; None = where jax's own settings say."""
     spec: int | None = None
-    """Most live rows of a window that reads known text; None = all of its rows."""
+    """Most live rows of a window; None = all of its rows for known text, 4 for drafts."""
+    spec_min_p: float = 0.0
+    """A draft less probable than this is not tried, nor those after it."""
+    suffix_draft: int = 0
+    """Ids that must agree for a draft to be looked up in the text so far; 0 = no such drafts."""
+    draft_script: DraftScript | None = None
+    """Drafts for gates and measurements."""
     prefill: int | None = None
     """Tiles of a chunk of the prompt; None = 8192 rows' worth. Answers do not depend on it."""
     tiers: TierSettings = dataclasses.field(default_factory=TierSettings)
@@ -58,6 +74,19 @@ class EngineOptions:
         if self.threads is not None and not 1 <= self.threads <= _MAX_THREADS:
             raise UsageError(f"threads: {self.threads}, expected 1 to {_MAX_THREADS}")
         return rows
+
+    def most_drafts(self) -> int:
+        """Drafts of a window, if somebody drafts.
+
+        Raises:
+            UsageError: for settings of drafts that are out of range.
+        """
+        if not 0 <= self.spec_min_p <= 1:
+            raise UsageError(f"spec_min_p: {self.spec_min_p}, expected 0 to 1")
+        if self.suffix_draft < 0:
+            raise UsageError(f"suffix_draft: {self.suffix_draft}, expected 0 (none) or more")
+        live = DEFAULT_LIVE_ROWS if self.spec is None else self.spec
+        return min(live, self.checked_rows(), MOST_DRAFTS + 1) - 1
 
     def chunk_rows(self) -> int:
         """Rows of a prompt between two reports on how far it has been read.

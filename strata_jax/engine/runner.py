@@ -105,8 +105,9 @@ class Runner:
         self._queued: jax.Array | None = None
         self.position = 0
         """Tokens read so far, for good."""
-        self.residual: jax.Array | None = None
-        """The last residual of the newest step's rows [T, J, D], on the device (with `residual`)."""
+        self.residual = jnp.zeros(0)
+        """The model's last residual of the rows of the step that was waited for last [T, J, D], on the
+        device; empty unless asked for."""
         self._certain_end = 0  # position behind the newest step's certain rows
         self._drafted = self._kept = 0  # its drafts, and those of them that came true
         self.load_s = time.perf_counter() - start
@@ -125,6 +126,7 @@ class Runner:
             report("compiling the draws")
             rows = options.window_rows if options.drafts else 0
             compile_draws(config.vocab_size, rows, self._sharding, self._result_sharding())
+            self._best_ids = self._compile_best_ids(rows) if rows else None
         self.compile_s = time.perf_counter() - start
 
     def _compile_cleared(self):
@@ -136,6 +138,13 @@ class Runner:
             out_shardings=self._sharding,
         )
         return cleared.lower(self._state_shapes()).compile()
+
+    def _compile_best_ids(self, rows: int):
+        logits = jax.ShapeDtypeStruct(
+            (rows, self.config.vocab_size), jnp.float32, sharding=self._sharding
+        )
+        program = jax.jit(jax.vmap(best_id), out_shardings=self._result_sharding())
+        return program.lower(logits).compile()
 
     def _empty_state(self) -> DecodeState:
         options = self.options
@@ -179,7 +188,7 @@ class Runner:
             logits, residual, state = program(params, state, ids, numbers)
             # A device's memory is far: who wants one row, or its best id, does not fetch all.
             best = best_id(logits[0]) if self.options.backend.is_device else jnp.int32(-1)
-            written = residual.written() if self.options.residual else None
+            written = residual.written() if self.options.residual else jnp.zeros(0)
             return best, best, logits[:1], logits, written, state
 
         shardings = (self._result_sharding(), None, None, None, None, None)
@@ -201,7 +210,6 @@ class Runner:
         state, self._state = self._state, None
         self._state = self._empty() if state is None else self._cleared(state)
         self._best = jax.device_put(np.int32(0), self._sharding)  # the old one may be an error
-        self.residual = None
         self.position = self._certain_end = self._drafted = self._kept = 0
 
     def read_tile(self, ids: np.ndarray, *, want_logits: bool) -> np.ndarray:
@@ -242,8 +250,8 @@ class Runner:
         self._after_window(position)
         return logits[: len(ids)]
 
-    def draw_drafts(self, ids: np.ndarray, sampling: DeviceSampling) -> np.ndarray:
-        """`read_drafts` on a device that draws, too: the id after each row, for as many as came true.
+    def draw_drafts(self, ids: np.ndarray, sampling: DeviceSampling | None) -> np.ndarray:
+        """`read_drafts` on a device that draws, too; without `sampling` the largest logits win.
 
         Returns:
             ids [n]; -1 for a row whose logits are not finite, of no meaning behind the first draft that
@@ -252,7 +260,11 @@ class Runner:
         position = self.position
         rows = self.options.window_rows
         _, _, logits = self._start(self._window, rows, ids, len(ids), certain=1)
-        found = sampling.draw_rows(logits, ids, position + 1)
+        if sampling is None:
+            assert self._best_ids is not None, "the runner was made without drafts"
+            found = self._best_ids(logits)
+        else:
+            found = sampling.draw_rows(logits, ids, position + 1)
         try:
             drawn = np.asarray(found)[: len(ids)]
         except (ValueError, RuntimeError):
@@ -304,11 +316,12 @@ class Runner:
             return
         if count == 0:
             return
-        ahead = self._start_one(token, False, sampling)
+        ahead = self._start_one(token, False, sampling), self.residual
         for done in range(1, count + 1):
-            found = ahead
+            found, residual = ahead
             if done < count:
-                ahead = self._start_one(token, True, sampling)
+                ahead = self._start_one(token, True, sampling), self.residual
+            self.residual = residual
             try:
                 token = int(np.asarray(found))
             except (ValueError, RuntimeError):

@@ -34,7 +34,7 @@ class Sampler:
     def _is_greedy(self) -> bool:
         return self._settings.temperature < GREEDY_BELOW or self._settings.top_k == 1
 
-    def check_found(self, token: int, position: int) -> int:
+    def check_found(self, token: int | np.int32, position: int) -> int:
         """The id at `position`, which a device found.
 
         Raises:
@@ -42,7 +42,7 @@ class Sampler:
         """
         if token < 0:
             raise _not_finite(position)
-        return token
+        return int(token)
 
     def pick(self, logits: np.ndarray, position: int) -> int:
         """The id at `position` from its logits [V]; it counts as part of the answer from now on.

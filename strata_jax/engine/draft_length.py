@@ -1,0 +1,97 @@
+"""How many drafts pay: from what windows cost and how often drafts come true. Imports no jax."""
+
+import collections
+import statistics
+
+_REMEMBERED = 8
+"""Windows of one width whose time is looked at: the median of them is what such a window costs."""
+_COST_OF_ROW = 0.15
+"""Of a window of one row, for each row more; believed until windows have been timed."""
+_FORGET = 0.9
+"""What earlier drafts count beside those of the next window."""
+_HOPE = 0.7
+"""Chance of a draft before anything is known; as much as one draft seen."""
+_FIRST_PAUSE = 16
+_LONGEST_PAUSE = 512
+_PROBE = 2
+"""Drafts of a window that finds out whether they pay again."""
+
+
+class DraftLength:
+    """Chooses the number of drafts that gives most ids a second; none while they do not pay.
+
+    Live rows are all that it changes, so answers do not depend on its clock. A pause is twice as long as
+    the one before, up to 512 windows; then one window with drafts finds out.
+    """
+
+    def __init__(self, most: int):
+        """`most`: drafts of a window."""
+        self._offered = [0.0] * most
+        self._came_true = [0.0] * most
+        self._seconds: dict[int, collections.deque[float]] = {}
+        self._pause = _FIRST_PAUSE
+        self._probing = False
+        self.paused = 0
+        """Windows without drafts that are still to come."""
+        self.pauses = 0
+        """How often drafts were given up."""
+
+    def choose(self, room: int) -> tuple[int, float]:
+        """The number of drafts for the next window, and its speed against one without.
+
+        Args:
+            room: drafts that the window may have.
+        """
+        if self.paused > 0 or room <= 0 or 0 not in self._seconds:
+            return 0, 0.0
+        if self._probing:
+            count = min(_PROBE, room, len(self._offered))
+            return count, self._speed(count)
+        return self._best(room)
+
+    def seen(self, drafts: int, came_true: int, seconds: float) -> None:
+        """Takes note of a window: its drafts, those that came true, and its time."""
+        times = self._seconds.setdefault(drafts, collections.deque(maxlen=_REMEMBERED))
+        times.append(seconds)
+        if drafts == 0:
+            self._probing |= self.paused == 1
+            self.paused = max(0, self.paused - 1)
+            return
+        for place in range(len(self._offered)):
+            self._offered[place] *= _FORGET
+            self._came_true[place] *= _FORGET
+        for place in range(min(came_true + 1, drafts)):
+            self._offered[place] += 1
+            self._came_true[place] += place < came_true
+        probed, self._probing = self._probing, False
+        if self._best(len(self._offered))[1] > 1:
+            self._pause = _FIRST_PAUSE
+            return
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE) if probed else _FIRST_PAUSE
+        self.paused = self._pause
+        self.pauses += 1
+
+    def _best(self, room: int) -> tuple[int, float]:
+        counts = range(1, min(room, len(self._offered)) + 1)
+        speeds = [(self._speed(count), -count) for count in counts]
+        speed, count = max(speeds)
+        return (-count, speed) if speed > 1 else (0, speed)
+
+    def _speed(self, drafts: int) -> float:
+        """Ids of a window with so many drafts, over its time in windows without."""
+        ids = chance = 1.0
+        for place in range(drafts):
+            chance *= (self._came_true[place] + _HOPE) / (self._offered[place] + 1)
+            ids += chance
+        return ids * self._cost(0) / self._cost(drafts)
+
+    def _cost(self, drafts: int) -> float:
+        if drafts in self._seconds:
+            return statistics.median(self._seconds[drafts])
+        base = statistics.median(self._seconds[0])
+        known = [count for count in self._seconds if count > 0]
+        if not known:
+            return base * (1 + _COST_OF_ROW * drafts)
+        nearest = min(known, key=lambda count: abs(count - drafts))
+        more = statistics.median(self._seconds[nearest]) - base
+        return base + max(0.0, more) * drafts / nearest

@@ -1,0 +1,122 @@
+"""The drafters of an engine: who drafts for the next window, how much, and what became of it."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from strata_jax.engine.draft_length import DraftLength
+from strata_jax.engine.drafts import Drafter
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """A drafter and what is known of it."""
+
+    name: str
+    drafter: Drafter
+    length: DraftLength | None
+    """None: always as many drafts as there is room for."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class DraftCounts:
+    """What became of drafts. Only those behind nothing but drafts that came true were looked at."""
+
+    drafted: int = 0
+    accepted: int = 0
+    passes: int = 0
+    """Windows after the prompt."""
+    tokens: int = 0
+    """Ids that those found."""
+    steps: list[list[int]] = dataclasses.field(default_factory=list)
+    """Per place in a window: drafts looked at, and those that came true."""
+
+    def to_json(self) -> dict[str, object]:
+        """For `generate --json`; rates are None where nothing was counted."""
+        steps = [
+            {"looked_at": seen, "accepted": came_true, "rate": came_true / seen if seen else None}
+            for seen, came_true in self.steps
+        ]
+        return {
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance": self.accepted / self.drafted if self.drafted else None,
+            "steps": steps,
+            "passes": self.passes,
+            "tokens_per_pass": self.tokens / self.passes if self.passes else None,
+        }
+
+
+class Drafting:
+    """Asks the drafter whose drafts promise most. What it learns of costs outlives a request."""
+
+    def __init__(self, sources: Sequence[Source], most: int, min_p: float = 0.0):
+        """Takes the drafters.
+
+        Args:
+            sources: at least one.
+            most: drafts of a window.
+            min_p: a draft less probable than this ends them.
+        """
+        self._sources = tuple(sources)
+        self._most = most
+        self._min_p = min_p
+        self._chosen: Source | None = None
+        self.counts = DraftCounts()
+        """Of the request."""
+
+    def reset(self) -> None:
+        """Begins a request."""
+        self.counts = DraftCounts(steps=[[0, 0] for _ in range(self._most)])
+        for source in self._sources:
+            source.drafter.reset()
+
+    def read(self, ids: np.ndarray, residual: jax.Array, position: int) -> None:
+        """See `Drafter.read`."""
+        for source in self._sources:
+            source.drafter.read(ids, residual, position)
+
+    @property
+    def paused(self) -> int:
+        """Windows to come in which nobody drafts."""
+        return min(source.length.paused if source.length else 0 for source in self._sources)
+
+    @property
+    def pauses(self) -> int:
+        """How often drafts were given up since the engine was opened."""
+        return sum(source.length.pauses for source in self._sources if source.length)
+
+    def next(self, room: int) -> np.ndarray:
+        """Drafts for the next window, int32 [n], at most `room`; may be none."""
+        room = min(room, self._most)
+        choices = []
+        for source in self._sources:
+            count, speed = source.length.choose(room) if source.length else (room, np.inf)
+            choices.append((speed, count, source))
+        self._chosen = None
+        for _, count, source in sorted(choices, key=lambda choice: -choice[0]):
+            if count <= 0:
+                continue
+            drafted = source.drafter.draft(count)
+            unsure = np.flatnonzero(drafted.probabilities < self._min_p)
+            ids = drafted.ids[: unsure[0] if len(unsure) else count]
+            if len(ids):
+                self._chosen = source
+                return ids.astype(np.int32)
+        return np.zeros(0, np.int32)
+
+    def seen(self, drafts: int, came_true: int, seconds: float) -> None:
+        """Takes note of a window with the drafts that `next` gave."""
+        counts = self.counts
+        counts.passes += 1
+        counts.tokens += came_true + 1
+        counts.drafted += drafts
+        counts.accepted += came_true
+        for place in range(min(came_true + 1, drafts)):
+            counts.steps[place][0] += 1
+            counts.steps[place][1] += place < came_true
+        for source in self._sources:
+            if source.length is not None and (drafts == 0 or source is self._chosen):
+                source.length.seen(drafts, came_true, seconds)
