@@ -154,6 +154,18 @@ def describe(task: Task, generation: Generation) -> str:
     return "; ".join(parts)
 
 
+def describe_drafts(counts: Mapping[str, Any] | None) -> str | None:
+    """What drafts were good for, in one line; None where there was no drafter, or no window."""
+    if counts is None or counts["tokens_per_pass"] is None:
+        return None
+    line = f"drafts: {counts['tokens_per_pass']:.2f} tokens a window"
+    if counts["acceptance"] is not None:
+        line += f", {100 * counts['acceptance']:.0f} % of {counts['drafted']} drafts came true"
+    if counts["given_up"]:
+        line += f"; they did not pay and were paused {counts['given_up']} times"
+    return line
+
+
 def describe_tiers(counters: Mapping[str, Any]) -> str | None:
     """Which tiers computed the routed experts and what moved, in one line.
 

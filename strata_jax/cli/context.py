@@ -48,6 +48,11 @@ class Generation(Protocol):
         ...
 
     @property
+    def drafts(self) -> "dict[str, object] | None":
+        """What became of drafts; None without a drafter."""
+        ...
+
+    @property
     def ngram(self) -> "dict[str, object] | None":
         """How n-gram rows were read; None without a table."""
         ...

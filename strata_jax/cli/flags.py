@@ -159,13 +159,6 @@ def define_engine(values: flags.FlagValues) -> None:
     )
     define_number(
         values,
-        "spec",
-        int,
-        "most live rows of a window that reads known text; all of them if not given",
-        lower=1,
-    )
-    define_number(
-        values,
         "indexer_budget",
         int,
         "tokens that sparse attention selects, a multiple of the file's block; the file's if not given",

@@ -10,6 +10,7 @@ from absl import flags
 from strata_jax.cli import flags as cli_flags
 from strata_jax.cli import tier_flags
 from strata_jax.cli.context import Context
+from strata_jax.cli.draft_flags import define_drafts
 from strata_jax.cli.output import Output
 from strata_jax.config import LOOPBACK
 from strata_jax.errors import UsageError
@@ -55,6 +56,7 @@ def define(values: flags.FlagValues) -> None:
 def _define_shared(values: flags.FlagValues) -> None:
     """Defines what is handed to every side of a comparison."""
     cli_flags.define_engine(values)
+    define_drafts(values)
     tier_flags.define_tiers(values)
     for name in _WRITTEN:
         delattr(values, name)

@@ -8,6 +8,7 @@ from absl import flags
 
 from strata_jax.cli import flags as cli_flags
 from strata_jax.cli.context import Context, Generation
+from strata_jax.cli.draft_flags import define_drafts
 from strata_jax.cli.tier_flags import define_tiers
 from strata_jax.errors import UsageError
 
@@ -49,6 +50,7 @@ def define(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     cli_flags.define_engine(values)
+    define_drafts(values)
     define_tiers(values)
 
 
@@ -100,6 +102,9 @@ def run(values: flags.FlagValues, context: Context) -> int:
         tiers = answers.describe_tiers(generation.tier_counters)
         if tiers is not None:
             output.note(tiers)
+        drafts = answers.describe_drafts(generation.drafts)
+        if drafts is not None:
+            output.note(drafts)
         if values.json:
             output.json(_result(task, generation) | _conditions(values, pack) | running)
     return 0
@@ -143,6 +148,7 @@ def _result(task: "Task", generation: Generation) -> dict[str, object]:
         "timings": dataclasses.asdict(generation.timings),
         "tiers": generation.tier_counters,
         "windows": generation.windows,
+        "drafts": generation.drafts,
         "ngram": generation.ngram,
     }
     return result | ({"reasoning": task.reasoning} if task.is_chat else {})

@@ -11,7 +11,7 @@ from pathlib import Path
 from absl import flags
 
 from strata_jax import __version__
-from strata_jax.cli import sampling
+from strata_jax.cli import draft_flags, sampling
 from strata_jax.cli.context import Context, Engine
 from strata_jax.cli.devices import choose_platform, nvidia_devices
 from strata_jax.cli.files import model_path
@@ -77,6 +77,9 @@ def running_engine(
         cache_dir=cache_dir,
         index_budget=values.indexer_budget,
         spec=values.spec,
+        spec_min_p=values.spec_min_p,
+        suffix_draft=values.suffix_draft,
+        draft_script=draft_flags.script(values.draft_script),
         prefill=None if values.prefill == AUTO else values.prefill,
         tiers=tiers,
         platform=platform,

@@ -8,11 +8,15 @@ _REMEMBERED = 8
 _COST_OF_ROW = 0.15
 """Of a window of one row, for each row more; believed until windows have been timed."""
 _FORGET = 0.9
-"""What earlier drafts count beside those of the next window."""
+"""What earlier drafts count beside the next one in the same place."""
 _HOPE = 0.7
 """Chance of a draft before anything is known; as much as one draft seen."""
+_PAYING = 16
+"""Windows with drafts after which an earlier pause is forgotten."""
 _FIRST_PAUSE = 16
 _LONGEST_PAUSE = 512
+_EXPLORE = 8
+"""Of so many windows one has a draft more than seems best: nothing else tells of drafts never made."""
 _PROBE = 2
 """Drafts of a window that finds out whether they pay again."""
 
@@ -20,21 +24,20 @@ _PROBE = 2
 class DraftLength:
     """Chooses the number of drafts that gives most ids a second; none while they do not pay.
 
-    Live rows are all that it changes, so answers do not depend on its clock. A pause is twice as long as
-    the one before, up to 512 windows; then one window with drafts finds out.
+    Live rows are all that it changes, so answers do not depend on its clock. A pause soon after another is
+    twice as long, up to 512 windows; then one window with drafts finds out.
     """
 
     def __init__(self, most: int):
         """`most`: drafts of a window."""
-        self._offered = [0.0] * most
-        self._came_true = [0.0] * most
+        self._offered = [1.0] * most
+        self._came_true = [_HOPE] * most
         self._seconds: dict[int, collections.deque[float]] = {}
         self._pause = _FIRST_PAUSE
+        self._since_pause = _PAYING
         self._probing = False
         self.paused = 0
         """Windows without drafts that are still to come."""
-        self.pauses = 0
-        """How often drafts were given up."""
 
     def choose(self, room: int) -> tuple[int, float]:
         """The number of drafts for the next window, and its speed against one without.
@@ -47,29 +50,40 @@ class DraftLength:
         if self._probing:
             count = min(_PROBE, room, len(self._offered))
             return count, self._speed(count)
-        return self._best(room)
+        count, speed = self._best(room)
+        if count > 0 and self._since_pause % _EXPLORE == 0:
+            count = min(count + 1, room, len(self._offered))
+        return count, speed
 
-    def seen(self, drafts: int, came_true: int, seconds: float) -> None:
-        """Takes note of a window: its drafts, those that came true, and its time."""
+    def seen(self, drafts: int, came_true: int, seconds: float) -> bool:
+        """Takes note of a window: its drafts, those that came true, and its time.
+
+        Returns:
+            whether a pause begins.
+        """
         times = self._seconds.setdefault(drafts, collections.deque(maxlen=_REMEMBERED))
         times.append(seconds)
         if drafts == 0:
             self._probing |= self.paused == 1
             self.paused = max(0, self.paused - 1)
-            return
-        for place in range(len(self._offered)):
-            self._offered[place] *= _FORGET
-            self._came_true[place] *= _FORGET
+            return False
         for place in range(min(came_true + 1, drafts)):
-            self._offered[place] += 1
-            self._came_true[place] += place < came_true
-        probed, self._probing = self._probing, False
+            self._offered[place] = _FORGET * self._offered[place] + 1
+            self._came_true[place] = _FORGET * self._came_true[place] + (place < came_true)
+        self._probing = False
+        self._since_pause += 1
         if self._best(len(self._offered))[1] > 1:
-            self._pause = _FIRST_PAUSE
-            return
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE) if probed else _FIRST_PAUSE
-        self.paused = self._pause
-        self.pauses += 1
+            return False
+        self._begin_pause()
+        return True
+
+    def _begin_pause(self) -> None:
+        again = self._since_pause < _PAYING
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE) if again else _FIRST_PAUSE
+        self.paused, self._since_pause = self._pause, 0
+        # The text may be another one by then: what was seen counts as much as one draft.
+        self._came_true = [t / n for t, n in zip(self._came_true, self._offered)]
+        self._offered = [1.0] * len(self._offered)
 
     def _best(self, room: int) -> tuple[int, float]:
         counts = range(1, min(room, len(self._offered)) + 1)
@@ -81,7 +95,7 @@ class DraftLength:
         """Ids of a window with so many drafts, over its time in windows without."""
         ids = chance = 1.0
         for place in range(drafts):
-            chance *= (self._came_true[place] + _HOPE) / (self._offered[place] + 1)
+            chance *= self._came_true[place] / self._offered[place]
             ids += chance
         return ids * self._cost(0) / self._cost(drafts)
 

@@ -30,6 +30,8 @@ class DraftCounts:
     """Windows after the prompt."""
     tokens: int = 0
     """Ids that those found."""
+    given_up: int = 0
+    """How often drafts did not pay and were paused."""
     steps: list[list[int]] = dataclasses.field(default_factory=list)
     """Per place in a window: drafts looked at, and those that came true."""
 
@@ -44,6 +46,7 @@ class DraftCounts:
             "accepted": self.accepted,
             "acceptance": self.accepted / self.drafted if self.drafted else None,
             "steps": steps,
+            "given_up": self.given_up,
             "passes": self.passes,
             "tokens_per_pass": self.tokens / self.passes if self.passes else None,
         }
@@ -83,11 +86,6 @@ class Drafting:
         """Windows to come in which nobody drafts."""
         return min(source.length.paused if source.length else 0 for source in self._sources)
 
-    @property
-    def pauses(self) -> int:
-        """How often drafts were given up since the engine was opened."""
-        return sum(source.length.pauses for source in self._sources if source.length)
-
     def next(self, room: int) -> np.ndarray:
         """Drafts for the next window, int32 [n], at most `room`; may be none."""
         room = min(room, self._most)
@@ -119,4 +117,4 @@ class Drafting:
             counts.steps[place][1] += place < came_true
         for source in self._sources:
             if source.length is not None and (drafts == 0 or source is self._chosen):
-                source.length.seen(drafts, came_true, seconds)
+                counts.given_up += source.length.seen(drafts, came_true, seconds)

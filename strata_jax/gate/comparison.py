@@ -14,7 +14,7 @@ PROMISES: Mapping[Contract, str] = {
     "and on the host, alone or grouped, while experts move, for any number of threads; rows of the "
     "n-gram table are the file's bytes however they are read",
     "W": "window invariance: a row's bits depend neither on the other rows of its window nor on its "
-    "place, so the number of live rows changes nothing",
+    "place, so neither the number of live rows nor drafts, whatever becomes of them, change anything",
     "R": "reproducible runs: the same command, file and seed give the same ids in every process",
 }
 """What is promised, by the letter of design.md."""
@@ -63,13 +63,33 @@ class LiveRows:
         return f"live rows of the widest window == {self.rows}"
 
 
+@dataclasses.dataclass(frozen=True)
+class DraftsSeen:
+    """What must have become of some drafts, or of none, told from all results together."""
+
+    what: Literal["accepted", "rejected"]
+    relation: Literal["> 0", "== 0"] = "> 0"
+
+    @property
+    def text(self) -> str:
+        """The claim as a formula."""
+        return f"drafts {self.what} {self.relation}"
+
+    def holds(self, count: int) -> bool:
+        """Whether so many are what is claimed."""
+        return count > 0 if self.relation == "> 0" else count == 0
+
+
+AnyClaim = Claim | Mode | LiveRows | DraftsSeen
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Side:
     """One configuration."""
 
     name: str
     flags: Mapping[str, str]
-    claims: tuple[Claim | Mode | LiveRows, ...]
+    claims: tuple[AnyClaim, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Runs the sides of a comparison one after another and judges them against the first."""
 
 import dataclasses
+import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from strata_jax.gate.compare import (
     summarise,
 )
 from strata_jax.gate.comparison import Comparison, Side, differing_flags
+from strata_jax.gate.draft_sides import ANSWERS
 from strata_jax.gate.facts import ModelFacts
 from strata_jax.gate.outcome import Answer, Outcome, SideRun
 from strata_jax.gate.prompts import Prompt
@@ -23,6 +25,7 @@ from strata_jax.gate.runs import WORKER, RunError, Worker, to_args
 from strata_jax.weights.profile import Profile
 from strata_jax.weights.routing import RoutedModel
 
+_ANSWERS_FILE = "answers.json"
 _RESULT_KEYS = ("ids", "finish_reason", "prompt_tokens", "model", "versions")
 
 Report = Callable[[str], None]
@@ -78,6 +81,8 @@ def run_comparison(comparison: Comparison, job: Job, report: Report) -> Outcome:
             where = f"gate {comparison.name}, {side.name}"
             runner = _SideRunner(job, folder, runs[0] if runs else None)
             runs.append(runner.run(side, side_flags, where, report))
+            if len(runs) == 1:
+                _write_answers(runs[0], folder)
             if runs[0].failure is not None:  # nothing to compare with
                 break
     return Outcome(
@@ -91,10 +96,18 @@ def run_comparison(comparison: Comparison, job: Job, report: Report) -> Outcome:
 
 
 def _flags(comparison: Comparison, side: Side, job: Job, folder: Path) -> dict[str, str]:
-    flags = {"model": job.facts.path, "max_tokens": str(job.max_tokens), **side.flags}
+    answers = str(folder / _ANSWERS_FILE)
+    own = {name: value.replace(ANSWERS, answers) for name, value in side.flags.items()}
+    flags = {"model": job.facts.path, "max_tokens": str(job.max_tokens), **own}
     if comparison.needs_ranking:
         flags["expert_profile"] = str(_write_ranking(job.facts, folder))
     return flags | dict(job.common)
+
+
+def _write_answers(run: SideRun, folder: Path) -> None:
+    """Prompts with their answers, for sides that draft from them."""
+    texts = [[*answer.prompt.ids, *answer.ids] for answer in run.answers]
+    (folder / _ANSWERS_FILE).write_text(json.dumps(texts))
 
 
 def _write_ranking(facts: ModelFacts, folder: Path) -> Path:

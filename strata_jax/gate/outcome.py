@@ -5,7 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from strata_jax.gate.compare import Difference, LogitsSummary
-from strata_jax.gate.comparison import Claim, Comparison, LiveRows, Mode, Side
+from strata_jax.gate.comparison import (
+    AnyClaim,
+    Claim,
+    Comparison,
+    DraftsSeen,
+    LiveRows,
+    Mode,
+    Side,
+)
 from strata_jax.gate.facts import ModelFacts
 from strata_jax.gate.prompts import Prompt
 
@@ -77,9 +85,18 @@ class Seen:
         return cls(text=claim.text, found=found, holds=widest == {claim.rows})
 
     @classmethod
+    def drafts(cls, claim: DraftsSeen, results: Sequence[Mapping[str, Any]]) -> "Seen":
+        """Adds up what became of drafts; what one result does not report was not shown."""
+        counts = [_drafts(result, claim.what) for result in results]
+        known = [count for count in counts if count is not None]
+        if len(known) < len(counts) or not counts:
+            return cls(text=claim.text, found=None, holds=False)
+        return cls(text=claim.text, found=sum(known), holds=claim.holds(sum(known)))
+
+    @classmethod
     def of(
         cls,
-        claim: Claim | Mode | LiveRows,
+        claim: AnyClaim,
         counters: Mapping[str, int],
         results: Sequence[Mapping[str, Any]],
     ) -> "Seen":
@@ -88,6 +105,8 @@ class Seen:
             return cls.mode(claim, results)
         if isinstance(claim, LiveRows):
             return cls.live_rows(claim, results)
+        if isinstance(claim, DraftsSeen):
+            return cls.drafts(claim, results)
         return cls.count(claim, counters)
 
 
@@ -182,6 +201,17 @@ def _widest_window(result: Mapping[str, Any]) -> int | None:
         return None
     counted = [rows for rows, count in windows.items() if isinstance(count, int) and count > 0]
     return max((int(rows) for rows in counted if str(rows).isdecimal()), default=None)
+
+
+def _drafts(result: Mapping[str, Any], what: str) -> int | None:
+    """Drafts of a request that were accepted, or looked at in vain; None if that is not reported."""
+    drafts = result.get("drafts")
+    if not isinstance(drafts, Mapping):
+        return None
+    accepted, steps = drafts.get("accepted"), drafts.get("steps")
+    if not isinstance(accepted, int) or not isinstance(steps, list):
+        return None
+    return accepted if what == "accepted" else sum(each["looked_at"] for each in steps) - accepted
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:

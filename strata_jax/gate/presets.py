@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from strata_jax.config import LOOPBACK
 from strata_jax.errors import UsageError
 from strata_jax.gate.comparison import Claim, Comparison, LiveRows, Mode, Side
+from strata_jax.gate.draft_sides import VARIED, draft_sides
 from strata_jax.gate.facts import ModelFacts
 
 _MISSES = ("entries_stream", "entries_host", "entries_file")
@@ -262,6 +263,11 @@ def _windows(facts: ModelFacts) -> tuple[Comparison, ...]:
     )
 
 
+def _drafts(facts: ModelFacts) -> tuple[Comparison, ...]:
+    sides = draft_sides(_hectic(facts))
+    return (Comparison(name="drafts", contract="W", varied=VARIED, sides=sides),)
+
+
 PRESETS: Mapping[str, Preset] = {
     "single-vs-peer": Preset(
         summary="N experts on one card, and the same N split over two; static and adapting",
@@ -286,6 +292,10 @@ PRESETS: Mapping[str, Preset] = {
         summary="the same command twice, and with programs compiled anew", make=_processes
     ),
     "windows": Preset(summary="1 to 8 live rows in a window of 8", make=_windows),
+    "drafts": Preset(
+        summary="no drafts, and 1 to 7 in a window, of which all, some or none come true",
+        make=_drafts,
+    ),
 }
 ALL = "all"
 """The name that stands for every preset."""

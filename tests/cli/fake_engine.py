@@ -42,6 +42,10 @@ class FakeGeneration:
         return {"mode": "mmap"}
 
     @property
+    def drafts(self) -> dict[str, object] | None:
+        return None
+
+    @property
     def windows(self) -> dict[int, int]:
         return {1: self._count}
 

@@ -70,6 +70,7 @@ def test_prints_one_object():
         "timings",
         "tiers",
         "windows",
+        "drafts",
         "ngram",
         "model",
         "versions",

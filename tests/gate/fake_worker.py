@@ -40,6 +40,7 @@ def answer(flags: dict[str, str], faults: dict) -> dict:
         "versions": VERSIONS | faults.get("versions", {}),
         "tiers": counters(flags) | faults.get("tiers", {}),
         "ngram": {"mode": faults.get("mode", flags.get("ple_io", "direct"))},
+        "drafts": faults.get("drafts", drafts(flags)),
         "windows": faults.get("windows", {"1": count - 1, flags.get("spec", "8"): 2}),
     }
 
@@ -88,6 +89,18 @@ def counters(flags: dict[str, str]) -> dict:
         "swaps_primary": 3 if moves and not full else 0,
         "swaps_peer": 2 if moves and peer else 0,
     }
+
+
+def drafts(flags: dict[str, str]) -> dict | None:
+    """Ten drafts, of which as many come true as the script says, if it begins as the answers do."""
+    if "draft_script" not in flags:
+        return None
+    percent, path = flags["draft_script"].split(":", 1)
+    known = json.loads(Path(path).read_text())
+    prompt = [int(token) for token in flags["prompt_ids"].split(",")]
+    looked_at = 10 if any(text[: len(prompt)] == prompt for text in known) else 0
+    accepted = looked_at * int(percent) // 100
+    return {"accepted": accepted, "steps": [{"looked_at": looked_at, "accepted": accepted}]}
 
 
 def reply(flags: dict[str, str], faults: dict) -> dict:
