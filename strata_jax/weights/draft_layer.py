@@ -5,13 +5,16 @@ import os
 from collections.abc import Iterator
 from typing import Self
 
+import numpy as np
+
 from strata_jax.config import ModelConfig
 from strata_jax.errors import BadFileError
-from strata_jax.ops.roles import DRAFT_TENSORS, LAYER_TENSORS, Role
+from strata_jax.ops.roles import DRAFT_TENSORS, EXPERT_ROLES, GLOBAL_TENSORS, LAYER_TENSORS, Role
 from strata_jax.weights.gguf import GgufFile
 from strata_jax.weights.matrices import MatrixAt, matrices_of_layer, matrix_at
 from strata_jax.weights.metadata import read_config
 from strata_jax.weights.pack import Pack, check_present, check_tensors, refuse_relatives
+from strata_jax.weights.panels import expert_slot_bytes, matrix_bytes
 from strata_jax.weights.tensor_names import short_list
 from strata_jax.weights.tensor_specs import TensorSpec, draft_tensors, expected_tensors
 
@@ -98,6 +101,52 @@ def find_draft_layer(pack: Pack, path: str | os.PathLike[str] | None = None) -> 
     except BaseException:
         file.close()
         raise
+
+
+def _head(draft: DraftLayer) -> tuple[Pack, str]:
+    """Which tensor the drafter's head is, and of which pack."""
+    if draft.has(Role.OUTPUT):
+        return draft.pack, draft.prefix + DRAFT_TENSORS[Role.OUTPUT]
+    has_own = draft.trunk.has(GLOBAL_TENSORS[Role.OUTPUT])
+    return draft.trunk, GLOBAL_TENSORS[Role.OUTPUT if has_own else Role.TOKEN_EMBD]
+
+
+def draft_matrices(
+    draft: DraftLayer, head_ids: np.ndarray | None, *, copy: bool = True
+) -> tuple[list[MatrixAt], np.ndarray | None]:
+    """All matrices of a draft layer's store, and the bytes of those that are no part of a file.
+
+    Args:
+        draft: the layer.
+        head_ids: rows of the head that the drafter scores, which are copied; None = all.
+        copy: whether the bytes are wanted: sizes are right without, too.
+    """
+    matrices, rows = list(draft.matrices()), None
+    if head_ids is None:
+        return matrices, None
+    matrices = [m for m in matrices if m.role is not Role.OUTPUT]
+    pack, name = _head(draft)
+    whole, count = matrix_at(pack, Role.OUTPUT, 0, name), len(head_ids)
+    if copy:
+        rows = pack.view(name).reshape(whole.rows, -1)[head_ids]
+    head = dataclasses.replace(
+        whole,
+        rows=count,
+        stride=count,
+        address=0 if rows is None else rows.ctypes.data,
+        num_bytes=whole.num_bytes // whole.rows * count,
+    )
+    return [*matrices, head], rows
+
+
+def store_bytes(matrices: list[MatrixAt]) -> tuple[int, int]:
+    """Bytes of a device that the matrices and the experts take."""
+    fixed = [m for m in matrices if m.role not in EXPERT_ROLES]
+    count = max((m.count for m in matrices), default=0)
+    return (
+        sum(m.count * matrix_bytes(m.type, m.rows, m.cols) for m in fixed),
+        count * expert_slot_bytes(matrices, 0),
+    )
 
 
 def _check_same(draft: ModelConfig, trunk: ModelConfig, path: str, trunk_path: str) -> None:

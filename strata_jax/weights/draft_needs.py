@@ -2,8 +2,12 @@
 
 import dataclasses
 
-from strata_jax.config import DraftSettings, KvType, ModelConfig
+from strata_jax.config import DraftSettings, KvType, ModelConfig, Platform
 from strata_jax.weights.budget import StepSizes
+from strata_jax.weights.draft_layer import draft_matrices, find_draft_layer, store_bytes
+from strata_jax.weights.draft_vocab import read_draft_vocab
+from strata_jax.weights.pack import Pack
+from strata_jax.weights.plan import cell_bytes
 
 BLOCK_ROWS = 512
 """Most rows of a tile whose cells are written at once: bounds the memory for their projections."""
@@ -23,6 +27,53 @@ class DraftSizes:
     tile_rows: int
     kv: KvType
     """How the model caches keys and values."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftNeeds:
+    """Bytes of the primary (on the CPU of the host)."""
+
+    weight_bytes: int
+    """The layer's matrices and experts, and rows of the head that are copied."""
+    xla_bytes: int
+    """Its cache, once more while cells move, and the model's residuals that it reads."""
+
+
+def draft_needs(
+    pack: Pack,
+    settings: DraftSettings | None,
+    max_context: int,
+    kv: KvType,
+    steps: StepSizes,
+    platform: Platform,
+) -> DraftNeeds | None:
+    """What drafts of a model need; None if it has no draft layer or none is wanted.
+
+    Temporaries are not counted: those of a tile, which never run at the same time, are larger.
+
+    Raises:
+        BadFileError: for a file of a draft layer, or of ids, that cannot be used.
+    """
+    draft = None if settings is None else find_draft_layer(pack, settings.mtp)
+    if draft is None or settings is None:
+        return None
+    config = pack.config
+    with draft:
+        ids = None
+        if settings.draft_vocab is not None:
+            ids = read_draft_vocab(settings.draft_vocab, config.vocab_size)
+        matrices, _ = draft_matrices(draft, ids, copy=False)
+        weights = sum(m.num_bytes for m in matrices)
+        if platform != "cpu":
+            weights = sum(store_bytes(matrices))
+    sizes = draft_sizes(config, settings, max_context, kv, steps)
+    cells = sizes.num_cells * cell_bytes(config, draft_kv(kv))
+    row = config.num_streams * config.hidden * _FLOAT
+    residuals = 2 * steps.tile_rows + 4 * steps.window_rows
+    return DraftNeeds(
+        weight_bytes=weights,
+        xla_bytes=cells * (2 if sizes.step else 1) + residuals * row,
+    )
 
 
 def draft_sizes(

@@ -13,9 +13,9 @@ from strata_jax import _native
 from strata_jax.errors import CapacityError
 from strata_jax.ops.native import Backend
 from strata_jax.ops.roles import EXPERT_ROLES, Role
-from strata_jax.weights.draft_layer import DraftLayer
-from strata_jax.weights.matrices import MatrixAt, matrix_at
-from strata_jax.weights.panels import EXPERT_PARTS, expert_slot_bytes, matrix_bytes
+from strata_jax.weights.draft_layer import DraftLayer, draft_matrices, store_bytes
+from strata_jax.weights.matrices import MatrixAt
+from strata_jax.weights.panels import EXPERT_PARTS, expert_slot_bytes
 from strata_jax.weights.placement import Tier
 
 
@@ -30,53 +30,6 @@ class DraftStore(Protocol):
     def close(self) -> None:
         """Frees it; after the last step that used it."""
         ...
-
-
-def head_matrix(draft: DraftLayer, head_ids: np.ndarray) -> tuple[MatrixAt, np.ndarray]:
-    """The rows `head_ids` of the head that the drafter uses, copied.
-
-    Returns:
-        the matrix, and the bytes that it lies in: keep them as long as it.
-    """
-    pack, name = draft.pack, draft.prefix + "nextn.shared_head_head.weight"
-    if not draft.has(Role.OUTPUT):
-        pack = draft.trunk
-        name = "output.weight" if pack.has("output.weight") else "token_embd.weight"
-    whole = matrix_at(pack, Role.OUTPUT, 0, name)
-    rows = pack.view(name).reshape(whole.rows, -1)[head_ids]
-    return MatrixAt(
-        role=Role.OUTPUT,
-        layer=0,
-        type=whole.type,
-        count=1,
-        rows=len(head_ids),
-        cols=whole.cols,
-        stride=len(head_ids),
-        address=rows.ctypes.data,
-        num_bytes=rows.nbytes,
-    ), rows
-
-
-def draft_matrices(
-    draft: DraftLayer, head_ids: np.ndarray | None
-) -> tuple[list[MatrixAt], np.ndarray | None]:
-    """All matrices of a draft layer's store, and the bytes of those that are no part of a file."""
-    matrices, rows = list(draft.matrices()), None
-    if head_ids is not None:
-        matrices = [m for m in matrices if m.role is not Role.OUTPUT]
-        head, rows = head_matrix(draft, head_ids)
-        matrices.append(head)
-    return matrices, rows
-
-
-def store_bytes(matrices: list[MatrixAt]) -> tuple[int, int]:
-    """Bytes of a device that the matrices and the experts take."""
-    fixed = [m for m in matrices if m.role not in EXPERT_ROLES]
-    count = max((m.count for m in matrices), default=0)
-    return (
-        sum(m.count * matrix_bytes(m.type, m.rows, m.cols) for m in fixed),
-        count * expert_slot_bytes(matrices, 0),
-    )
 
 
 def open_draft_store(

@@ -150,19 +150,24 @@ def make_plan(pack: Pack, max_context: int | None, kv: KvType = "fp16") -> Plan:
 
 
 def kv_bytes_per_token(config: ModelConfig, kv: KvType) -> int:
-    """Bytes that one token adds to the caches of all trunk layers.
+    """Bytes that one token adds to the caches of all trunk layers."""
+    return config.layer_kinds.count("attention") * cell_bytes(config, kv)
 
-    Keys and values per attention layer; with sparse attention also the indexer's raw key and a
-    share of its block's pooled key (rounded up to whole tokens).
+
+def cell_bytes(config: ModelConfig, kv: KvType) -> int:
+    """Bytes of one token in one attention layer.
+
+    Keys and values; with sparse attention also the indexer's raw key and a share of its block's pooled key
+    (rounded up to whole tokens).
     """
     head_bytes = config.head_dim * _KV_BYTES[kv]
     if kv == "int8":
         head_bytes += -(-config.head_dim // _SCALE_VALUES) * _SCALE_BYTES
-    cell_bytes = 2 * config.num_kv_heads * head_bytes
+    size = 2 * config.num_kv_heads * head_bytes
     if config.index_budget:
         index_values = config.index_dim + -(-config.index_dim // config.index_ratio)
-        cell_bytes += index_values * _INDEX_BYTES
-    return config.layer_kinds.count("attention") * cell_bytes
+        size += index_values * _INDEX_BYTES
+    return size
 
 
 def state_bytes(config: ModelConfig) -> int:

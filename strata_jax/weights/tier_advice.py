@@ -16,7 +16,7 @@ from strata_jax.weights.placement import (
     place,
     slot_bytes,
 )
-from strata_jax.weights.tier_needs import Need
+from strata_jax.weights.tier_needs import DRAFT_XLA, Need
 
 _LEAST_CONTEXT = 256
 """Shorter contexts are no advice."""
@@ -58,6 +58,8 @@ class Advisor:
         # An explicit count takes the place of a reserve that nobody asked for.
         by_count = parts["experts"] + parts["reserve"] - reserve
         advice = self._shorter(excess)
+        if excess <= parts.get("draft", 0) + parts.get(DRAFT_XLA, 0):
+            advice.append("--mtp=off")
         if excess <= by_count:
             advice.append(self._fewer(request, by_count - excess))
         if 0 < excess <= reserve:

@@ -7,6 +7,10 @@ from strata_jax.errors import CapacityError
 from strata_jax.weights.budget import MIB, XLA_BYTES, shown
 from strata_jax.weights.placement import Placement, Tier
 
+DRAFT_XLA = "draft cache"
+"""The draft layer's part that XLA holds; its weights are not."""
+_OF_XLA = ("kv", "state", "workspace", DRAFT_XLA)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Need:
@@ -82,7 +86,7 @@ class TierPlan:
     def xla_bytes(self) -> int:
         """What XLA holds of the primary: caches, state and temporaries, with its own needs."""
         parts = next((need.parts for need in self.needs if need.name == "primary"), {})
-        return sum(parts.get(name, 0) for name in ("kv", "state", "workspace")) + XLA_BYTES
+        return sum(parts.get(name, 0) for name in _OF_XLA) + XLA_BYTES
 
     def check(self) -> None:
         """CapacityError naming every memory that is too small, need and have, and what would fit."""

@@ -20,6 +20,7 @@ from strata_jax.weights.budget import (
     swap_spare_bytes,
     workspace_bytes,
 )
+from strata_jax.weights.draft_needs import DraftNeeds
 from strata_jax.weights.matrices import matrices_of
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.panels import expert_slot_bytes
@@ -34,7 +35,7 @@ from strata_jax.weights.placement import (
 from strata_jax.weights.plan import Plan, expert_bytes_by_layer
 from strata_jax.weights.profile import Profile
 from strata_jax.weights.tier_advice import Advisor
-from strata_jax.weights.tier_needs import Need, TierPlan
+from strata_jax.weights.tier_needs import DRAFT_XLA, Need, TierPlan
 from strata_jax.weights.tier_notes import device_notes, placement_notes
 
 _HEADROOM_SHARE = 8
@@ -69,6 +70,7 @@ def plan_tiers(
     *,
     steps: StepSizes | None = None,
     profile: Profile | None = None,
+    draft: DraftNeeds | None = None,
 ) -> TierPlan:
     """Places every expert and adds up what each memory has to hold.
 
@@ -81,12 +83,13 @@ def plan_tiers(
         machine: what there is.
         steps: sizes of the compiled programs; None for the defaults.
         profile: ranking for the first fill, of this model.
+        draft: what drafts need; None = there are none.
 
     Raises:
         UsageError: for a peer that the machine has not.
     """
     settings.check_devices(machine.platform, machine.num_devices)
-    return _Planner(pack, plan, settings, machine, steps or StepSizes(), profile).plan()
+    return _Planner(pack, plan, settings, machine, steps or StepSizes(), profile, draft).plan()
 
 
 _MEMORY_FLAG = {"primary": "device_memory_mib", "peer": "peer_memory_mib"}
@@ -105,6 +108,7 @@ class _Planner:
         machine: Machine,
         steps: StepSizes,
         profile: Profile | None,
+        draft: DraftNeeds | None,
     ) -> None:
         self.settings = settings
         self.machine = machine
@@ -128,6 +132,8 @@ class _Planner:
             self.fixed["runtime"] = machine.runtime_bytes
         if settings.peer_device is not None and not self.emulated:
             self.fixed["peer rows"] = peer_result_bytes(self.config, self.steps)
+        if draft is not None:
+            self.fixed |= {"draft": draft.weight_bytes, DRAFT_XLA: draft.xla_bytes}
         layers = self._expert_bytes(pack)
         shape = (self.config.num_layers, self.config.num_experts)
         self.expert_bytes = np.broadcast_to(np.asarray(layers, np.int64)[:, None], shape)

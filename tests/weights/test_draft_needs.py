@@ -1,11 +1,18 @@
 import dataclasses
+import re
 
 import pytest
 
-from strata_jax.config import DraftSettings
+from strata_jax.config import DraftSettings, TierSettings
 from strata_jax.ops.cases import EMBEDDED
-from strata_jax.weights.budget import StepSizes
-from strata_jax.weights.draft_needs import draft_kv, draft_sizes
+from strata_jax.weights.budget import MIB, StepSizes
+from strata_jax.weights.draft_needs import draft_kv, draft_needs, draft_sizes
+from strata_jax.weights.draft_vocab import write_draft_vocab
+from strata_jax.weights.pack import open_pack
+from strata_jax.weights.plan import make_plan
+from strata_jax.weights.tier_plan import Machine, plan_tiers
+from tests.gguf_maker import BLOCKY, TINY, make_model
+from tests.weights.tier_plans import HOST, fixed_bytes, make_pack_file, problem_of
 
 
 def sizes(window=4096, context=8192, tile_rows=256, ratio=4):
@@ -41,3 +48,72 @@ def test_is_not_larger_than_a_cache_of_the_whole_context_and_a_step():
 
 def test_rounds_the_cells_of_one_layer_to_halves_at_most():
     assert [draft_kv(kv) for kv in ("f32", "fp16", "int8")] == ["f32", "fp16", "fp16"]
+
+
+@pytest.fixture
+def pack(tmp_path):
+    with open_pack(make_pack_file(tmp_path)) as opened:
+        yield opened
+
+
+def needs(pack, platform="cpu", context=4096, **settings):
+    steps = StepSizes(tile_rows=256)
+    return draft_needs(pack, DraftSettings(**settings), context, "fp16", steps, platform)
+
+
+def test_counts_the_layers_weights_as_they_lie(pack):
+    file_bytes = sum(
+        pack.tensor(name).nbytes
+        for name, spec in pack.specs.items()
+        if spec.tier == "draft" and spec.use != "vector"
+    )
+
+    assert needs(pack).weight_bytes == file_bytes
+    assert needs(pack, "cuda").weight_bytes >= file_bytes
+
+
+def test_counts_rows_of_the_head_that_are_copied(pack, tmp_path):
+    write_draft_vocab(tmp_path / "ids.txt", range(100), "the first")
+
+    more = needs(pack, draft_vocab=tmp_path / "ids.txt").weight_bytes - needs(pack).weight_bytes
+
+    assert more == 100 * BLOCKY.hidden * 4
+
+
+def test_counts_the_cache_and_the_residuals(pack):
+    row = BLOCKY.streams * BLOCKY.hidden * 4
+    per_cell = 2 * BLOCKY.kv_heads * BLOCKY.head_dim * 2 + BLOCKY.index_dim * 5
+
+    whole = needs(pack)
+
+    cells = (whole.xla_bytes - (2 * 256 + 4 * 8) * row) / per_cell
+    assert 4096 + 256 <= cells <= 4096 + 256 + 64
+    assert needs(pack, context=1 << 18).xla_bytes == needs(pack, context=1 << 20).xla_bytes
+
+
+def test_needs_nothing_without_a_draft_layer(tmp_path):
+    path = make_model(tmp_path / "trunk.gguf", dataclasses.replace(TINY, drafts=0)).path
+    with open_pack(path) as pack:
+        assert needs(pack) is None
+
+
+def test_needs_nothing_where_none_is_wanted(pack):
+    assert draft_needs(pack, None, 4096, "fp16", StepSizes(), "cpu") is None
+
+
+def test_a_plan_says_what_would_fit_between_trunk_and_drafter(pack):
+    sizes = make_plan(pack, 4096)
+
+    def plan(mib, draft):
+        settings = TierSettings(device_memory_mib=mib, vram_reserve_mib=0)
+        return plan_tiers(pack, sizes, settings, Machine(platform="cpu", host=HOST), draft=draft)
+
+    trunk = fixed_bytes(plan(1000, None))
+    both = fixed_bytes(plan(1000, needs(pack)))
+    assert both - trunk == needs(pack).weight_bytes + needs(pack).xla_bytes
+    mib = -(-trunk // MIB)
+
+    message = problem_of(plan(mib, needs(pack)))
+
+    assert re.search(r"draft [0-9.]+ .*draft cache [0-9.]+ .*--mtp=off", message)
+    assert plan(mib, None).fits

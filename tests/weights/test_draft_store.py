@@ -4,8 +4,8 @@ import pytest
 from strata_jax.ops.native import CPU
 from strata_jax.ops.roles import Role
 from strata_jax.ops.unpack_ref import dequantize_ref
-from strata_jax.weights.draft_layer import find_draft_layer
-from strata_jax.weights.draft_store import draft_matrices, open_draft_store, store_bytes
+from strata_jax.weights.draft_layer import draft_matrices, find_draft_layer, store_bytes
+from strata_jax.weights.draft_store import open_draft_store
 from strata_jax.weights.pack import open_pack
 from tests.gguf_maker import TINY, make_model
 
