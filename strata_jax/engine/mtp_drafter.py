@@ -1,10 +1,10 @@
 """Drafts by the model's own draft layer: follows what the model reads, guesses a chain of ids.
 
-Everything is compiled at the start. `known` writes the cells of rows whose ids are known, of a prompt tile
-or a window; it is queued and nobody waits for it, so it runs beside the model's next tile. `chain` writes
-the cells of the rows that a window kept, goes through the layer for the last of them and then for each of
-its own drafts in turn, all on the device: one launch and one transfer a pass. `shift` drops the oldest
-cells where the window is shorter than the context.
+Everything is compiled at the start. `tile` writes the cells of a prompt tile's rows; it is queued and nobody
+waits for it, so it runs beside the model's next tile. `chain` writes the cells of the rows that a window
+kept, goes through the layer for the last of them and then for each of its own drafts in turn, all on the
+device: one launch and one transfer a pass. `windows` writes the cells of windows after which nobody asked
+for drafts, several at once. `shift` drops the oldest cells where the window is shorter than the context.
 
 The row of position p stands for the id at p and the residual of p - 1. Rows of drafts that did not come
 true are written over by those that did: a cell belongs to a position.
@@ -22,7 +22,13 @@ import numpy as np
 from strata_jax.config import DraftSettings, ModelConfig
 from strata_jax.engine.drafts import Drafted
 from strata_jax.engine.loader import load_draft_params
-from strata_jax.engine.mtp_programs import NUMBERS, ProgramSettings, chain_program, known_program
+from strata_jax.engine.mtp_programs import (
+    NUMBERS,
+    ProgramSettings,
+    chain_program,
+    tile_program,
+    windows_program,
+)
 from strata_jax.model.draft import DraftOps, drop_oldest
 from strata_jax.model.params import DraftParams
 from strata_jax.model.state import AttentionCells, empty_cells
@@ -78,8 +84,8 @@ class MtpDrafter:
         self._cells: AttentionCells | None = None
         self.origin = 0
         """Position of the oldest cell."""
-        self._rows: _Rows | None = None
-        self._is_written = True
+        self._last: _Rows | None = None
+        self._waiting: list[_Rows] = []
 
     @classmethod
     def open(
@@ -131,7 +137,8 @@ class MtpDrafter:
 
     def close(self) -> None:
         """Lets go of store and file; after the last step, before the model's own store."""
-        self._cells = self._rows = None
+        self._cells = self._last = None
+        self._waiting = []
         self._store.close()
         self._draft.close()
 
@@ -145,21 +152,21 @@ class MtpDrafter:
         tile = (sizes.tile_rows, *window[1:])
         self._nothing = jax.device_put(jnp.zeros(window, jnp.float32), placing.sharding)
 
-        def compiled(program, residual: tuple[int, ...], numbers: int, out: Any):
-            jitted = jax.jit(program, donate_argnums=1, out_shardings=(None, out))
-            arguments = (
-                self._params,
-                shapes,
-                place(residual, jnp.float32),
-                place((numbers,), jnp.int32),
-            )
+        def compiled(program, residual: Any, numbers: int, out: Any):
+            jitted = jax.jit(program, donate_argnums=1, out_shardings=out)
+            arguments = (self._params, shapes, residual, place((numbers,), jnp.int32))
             return jitted.lower(*arguments).compile(placing.compiler_options)
 
-        known = functools.partial(known_program, settings, sizes.window_rows)
-        self._known_tile = compiled(known, tile, self._block + NUMBERS, None)
-        self._known_window = compiled(known, window, window[0] + NUMBERS, None)
+        one_tile = functools.partial(tile_program, settings, window[0])
+        self._tile = compiled(
+            one_tile, place(tile, jnp.float32), self._block + NUMBERS, (None, None)
+        )
+        many = (place(window, jnp.float32),) * window[0]
+        windows = functools.partial(windows_program, settings)
+        self._windows = compiled(windows, many, 3 * window[0] + 3, None)
         chain = functools.partial(chain_program, settings)
-        self._chain = compiled(chain, window, window[0] + NUMBERS, placing.result_sharding)
+        out = (None, placing.result_sharding)
+        self._chain = compiled(chain, many[0], window[0] + NUMBERS, out)
         drop = functools.partial(drop_oldest, count=sizes.step, ratio=config.index_ratio)
         self._shift = None
         if sizes.step:
@@ -171,77 +178,87 @@ class MtpDrafter:
         if self._cells is None:
             self._cells = self._empty()
         self.origin = 0
-        self._rows = None
-        self._is_written = True
+        self._last = None
+        self._waiting = []
 
     def begin(self, token: int) -> None:
         """The sequence begins with this id: its row takes a residual of zeros."""
-        self._rows = _Rows(np.asarray([token], np.int32), self._nothing, 0)
-        self._is_written = False
+        self.read(np.asarray([token], np.int32), self._nothing, -1)
 
     def read(self, ids: np.ndarray, residual: jax.Array, position: int) -> None:
         """Takes note of what the model has read; see `Drafter.read`.
 
-        A window's rows wait for the next call, for `draft` writes their cells on its way.
+        A window's rows wait, for a chain of drafts writes their cells on its way; those after which nobody
+        drafts are written when there are as many as a window has.
         """
-        self._write()
         if not len(ids):
             return
-        ids = np.asarray(ids, np.int32)
+        rows = _Rows(np.asarray(ids, np.int32), residual, position + 1)
         if residual.shape[0] == self._sizes.window_rows:
-            self._rows, self._is_written = _Rows(ids, residual, position + 1), False
+            if sum(len(r.ids) for r in self._waiting) + len(ids) > self._sizes.window_rows:
+                self._write_waiting()
+            self._waiting.append(rows)
+            self._last = rows
             return
+        self._write_waiting()
         last = self._nothing
         for first in range(0, len(ids), self._block):
-            part = ids[first : first + self._block]
-            last = self._known(self._known_tile, part, residual, first, position + 1 + first)
-        self._rows = _Rows(ids[-1:], last, position + len(ids))
+            part = rows.ids[first : first + self._block]
+            cell = self._cell(rows.position + first, len(part))
+            numbers = _numbers(part, self._block, (first, len(part), self.origin, cell))
+            self._cells, last = self._tile(self._params, self._given(), residual, numbers)
+        self._last = _Rows(rows.ids[-1:], last, position + len(ids))
 
     def draft(self, count: int) -> Drafted:
         """Up to `count` ids that may follow the last id of `read`; see `Drafter.draft`."""
         count = min(count, self._most)
-        if count < 1 or self._rows is None:
+        if count < 1 or self._last is None:
             return Drafted(ids=np.zeros(0, np.int32), probabilities=np.zeros(0, np.float32))
-        ids, residual, position = self._rows
+        if self._waiting:
+            del self._waiting[-1]  # the last, which the chain writes
+            self._write_waiting()
+        ids, residual, position = self._last
         cell = self._cell(position, len(ids) + self._most)
-        behind = (len(ids), self.origin, cell, count)
-        numbers = _numbers(ids, self._sizes.window_rows, behind)
-        found = np.asarray(self._run(self._chain, residual, numbers))
-        self._is_written = True
+        numbers = _numbers(ids, self._sizes.window_rows, (len(ids), self.origin, cell, count))
+        self._cells, result = self._chain(self._params, self._given(), residual, numbers)
+        found = np.asarray(result)
         made = int(found[-1])
         ids, bits = found[:made], found[self._most : self._most + made]
         return Drafted(ids=ids.copy(), probabilities=bits.copy().view(np.float32))
 
-    def _write(self) -> None:
-        """Writes the cells of the rows read last, if no chain did."""
-        if self._rows is not None and not self._is_written:
-            self._known(
-                self._known_window, self._rows.ids, self._rows.residual, 0, self._rows.position
-            )
-        self._is_written = True
-
-    def _known(
-        self, program, ids: np.ndarray, residual: jax.Array, first: int, position: int
-    ) -> jax.Array:
-        rows = self._block if program is self._known_tile else self._sizes.window_rows
-        cell = self._cell(position, len(ids))  # may move the origin
-        behind = (first, len(ids), self.origin, cell)
-        return self._run(program, residual, _numbers(ids, rows, behind))
+    def _write_waiting(self) -> None:
+        """Writes the cells of rows for which no chain did."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        width = self._sizes.window_rows
+        numbers = np.zeros(3 * width + 3, np.int32)
+        at = 0
+        for window, rows in enumerate(waiting):
+            end = at + len(rows.ids)
+            numbers[at:end] = rows.ids
+            numbers[width + at : width + end] = window
+            numbers[2 * width + at : 2 * width + end] = np.arange(len(rows.ids))
+            at = end
+        cell = self._cell(waiting[0].position, at)
+        numbers[3 * width :] = at, self.origin, cell
+        residuals = [rows.residual for rows in waiting]
+        residuals += [self._nothing] * (width - len(residuals))
+        self._cells = self._windows(self._params, self._given(), tuple(residuals), numbers)
 
     def _cell(self, position: int, rows: int) -> int:
         """The cell of a position, with room for so many rows from there on."""
         while position - self.origin + rows > self._sizes.num_cells:
             assert self._shift is not None, "the cache holds the whole context"
-            cells, self._cells = self._cells, None
-            self._cells = self._shift(cells)
+            self._cells = self._shift(self._given())
             self.origin += self._sizes.step
         return position - self.origin
 
-    def _run(self, program, residual: jax.Array, numbers: np.ndarray) -> jax.Array:
-        cells, self._cells = self._cells, None  # donated: a failed step leaves none behind
+    def _given(self) -> AttentionCells:
+        """The cells, to be given away: a step that fails leaves none behind."""
+        cells, self._cells = self._cells, None
         assert cells is not None, "reset before reading"
-        self._cells, result = program(self._params, cells, residual, numbers)
-        return result
+        return cells
 
 
 def _draft_ops(

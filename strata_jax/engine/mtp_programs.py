@@ -49,7 +49,32 @@ class Chain:
     cells: AttentionCells
 
 
-def known_program(
+def windows_program(
+    s: ProgramSettings,
+    params: DraftParams,
+    cells: AttentionCells,
+    residuals: tuple[Float32[Array, "T J D"], ...],
+    numbers: Int32[Array, " 3*T+3"],
+) -> AttentionCells:
+    """Writes the cells of up to T rows of several windows.
+
+    Args:
+        s: what is part of the program.
+        params: the layer's vectors.
+        cells: donated.
+        residuals: the model's, of as many windows as there may be.
+        numbers: the rows' ids; the window of each and its place there; then how many rows count, the
+            position of cell 0 and the first row's cell.
+    """
+    rows = residuals[0].shape[0]
+    ids, windows, places = jnp.split(numbers[: 3 * rows], 3)
+    live, origin, pos = numbers[3 * rows :]
+    hidden = jnp.stack(residuals)[windows, places]
+    streams = draft_streams(s.ops, s.config, s.reading, params, ids, hidden, live)
+    return append_rows(s.ops, s.config, params, cells, streams, origin, pos, live)
+
+
+def tile_program(
     s: ProgramSettings,
     keep: int,
     params: DraftParams,
@@ -57,7 +82,7 @@ def known_program(
     residual: Float32[Array, "T J D"],
     numbers: Int32[Array, " B+4"],
 ) -> tuple[AttentionCells, Float32[Array, "R J D"]]:
-    """Writes the cells of up to B rows.
+    """Writes the cells of up to B rows of a tile.
 
     Args:
         s: what is part of the program.
@@ -92,7 +117,7 @@ def chain_program(
         s: what is part of the program.
         params: the layer's vectors.
         cells: donated.
-        residual: as that of `known_program`.
+        residual: the model's, of the positions before those of the rows.
         numbers: the rows' ids; then how many count, the position of cell 0, the first row's cell and the
             drafts that are wanted, at least 1.
 
