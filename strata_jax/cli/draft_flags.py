@@ -1,12 +1,18 @@
-"""Flags of drafts: guesses of several ids that one window verifies."""
+"""Flags of drafts: guesses of several ids that one window verifies, and of the draft layer that makes them."""
 
 from pathlib import Path
+from typing import get_args
 
 from absl import flags
 
-from strata_jax.cli.flags import define_number
+from strata_jax.cli.flags import AUTO, define_choice, define_number
+from strata_jax.config import DraftSettings, HiddenNorm
 from strata_jax.engine.scripted_drafter import DraftScript
 from strata_jax.errors import UsageError
+
+OFF = "off"
+_DEFAULTS = DraftSettings()
+_OTHERS = ("mtp_window", "mtp_norm", "draft_vocab")
 
 
 def define_drafts(values: flags.FlagValues) -> None:
@@ -45,6 +51,36 @@ def define_drafts(values: flags.FlagValues) -> None:
     )
 
 
+def define_draft_layer(values: flags.FlagValues) -> None:
+    """Defines which draft layer guesses ids, and how. Answers do not depend on these flags."""
+    flags.DEFINE_string(
+        "mtp",
+        AUTO,
+        "file that holds the draft layer (MTP); auto: the model's own, if it has one; off: none",
+        flag_values=values,
+    )
+    define_number(
+        values,
+        "mtp_window",
+        int,
+        "positions that the draft layer remembers at least",
+        default=_DEFAULTS.mtp_window,
+        lower=64,
+    )
+    define_choice(
+        values,
+        "mtp_norm",
+        list(get_args(HiddenNorm)),
+        "what the root mean square of the draft layer's hidden norm spans: all residual streams, or each",
+    )
+    flags.DEFINE_string(
+        "draft_vocab",
+        None,
+        "file of the ids that are drafted (tools/draft_vocab.py writes one); all if not given",
+        flag_values=values,
+    )
+
+
 def script(value: str | None) -> DraftScript | None:
     """The value of --draft_script.
 
@@ -61,3 +97,22 @@ def script(value: str | None) -> DraftScript | None:
     if not (colon and path and 0 <= share <= 100):
         raise UsageError(f"--draft_script={value}: PERCENT:FILE expected, as in 50:answers.json")
     return DraftScript(path=Path(path).expanduser(), percent=share)
+
+
+def draft_settings(values: flags.FlagValues) -> DraftSettings | None:
+    """The settings; None if no draft layer is wanted.
+
+    Raises:
+        UsageError: for a draft layer's flag beside --mtp=off.
+    """
+    if values.mtp == OFF:
+        given = [name for name in _OTHERS if not values[name].using_default_value]
+        if given:
+            raise UsageError(f"--{given[0]}: no effect beside --mtp=off; leave out one of them")
+        return None
+    return DraftSettings(
+        mtp=None if values.mtp == AUTO else Path(values.mtp).expanduser(),
+        mtp_window=values.mtp_window,
+        mtp_norm=values.mtp_norm,
+        draft_vocab=None if values.draft_vocab is None else Path(values.draft_vocab).expanduser(),
+    )

@@ -34,7 +34,7 @@ def read_draft_vocab(path: str | os.PathLike[str], vocab_size: int) -> np.ndarra
             raise BadFileError(
                 f"{path}: {path.stat().st_size} bytes, at most {_MOST_BYTES} of ids expected"
             )
-        lines = path.read_text("ascii").splitlines()
+        lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is no text of ids"
         raise BadFileError(
@@ -50,10 +50,10 @@ def read_draft_vocab(path: str | os.PathLike[str], vocab_size: int) -> np.ndarra
     return np.asarray(ids, np.int32)
 
 
-def write_draft_vocab(path: str | os.PathLike[str], ids: Iterable[int], comment: str) -> None:
-    """Writes such a file; `comment` is its first line."""
+def format_draft_vocab(ids: Iterable[int], comment: str) -> str:
+    """The text of such a file; `comment` is its first line."""
     lines = [f"# {comment}", *(str(token) for token in sorted(set(ids)))]
-    pathlib.Path(path).write_text("\n".join(lines) + "\n", "ascii")
+    return "\n".join(lines) + "\n"
 
 
 def most_frequent(ids: Iterable[int], always: Iterable[int], count: int) -> tuple[list[int], float]:

@@ -12,7 +12,7 @@ from strata_jax.ops.sets import native_ops
 from strata_jax.weights.budget import StepSizes
 from strata_jax.weights.draft_layer import find_draft_layer
 from strata_jax.weights.draft_needs import draft_sizes
-from strata_jax.weights.draft_vocab import write_draft_vocab
+from strata_jax.weights.draft_vocab import format_draft_vocab
 from strata_jax.weights.matrices import fill_store, matrices_of
 from strata_jax.weights.pack import open_pack
 from strata_jax.weights.panels import matrix_bytes
@@ -189,7 +189,7 @@ def test_ends_a_chain_with_the_first_draft_that_is_not_probable_enough(opened, r
 def test_drafts_ids_of_the_vocabulary_only(opened, residual, tmp_path_factory):
     path = tmp_path_factory.mktemp("vocab") / "ids.txt"
     chosen = [3, 77, 200, 201, 499]
-    write_draft_vocab(path, chosen, "few")
+    path.write_text(format_draft_vocab(chosen, "few"))
     drafter = opened(draft_vocab=path)
     read_windows(drafter, residual, 40)
 

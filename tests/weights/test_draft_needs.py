@@ -7,7 +7,7 @@ from strata_jax.config import DraftSettings, TierSettings
 from strata_jax.ops.cases import EMBEDDED
 from strata_jax.weights.budget import MIB, StepSizes
 from strata_jax.weights.draft_needs import draft_kv, draft_needs, draft_sizes
-from strata_jax.weights.draft_vocab import write_draft_vocab
+from strata_jax.weights.draft_vocab import format_draft_vocab
 from strata_jax.weights.pack import open_pack
 from strata_jax.weights.plan import make_plan
 from strata_jax.weights.tier_plan import Machine, plan_tiers
@@ -73,7 +73,7 @@ def test_counts_the_layers_weights_as_they_lie(pack):
 
 
 def test_counts_rows_of_the_head_that_are_copied(pack, tmp_path):
-    write_draft_vocab(tmp_path / "ids.txt", range(100), "the first")
+    (tmp_path / "ids.txt").write_text(format_draft_vocab(range(100), "the first"))
 
     more = needs(pack, draft_vocab=tmp_path / "ids.txt").weight_bytes - needs(pack).weight_bytes
 

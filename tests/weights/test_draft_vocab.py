@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from strata_jax.errors import BadFileError
-from strata_jax.weights.draft_vocab import most_frequent, read_draft_vocab, write_draft_vocab
+from strata_jax.weights.draft_vocab import format_draft_vocab, most_frequent, read_draft_vocab
 
 
 def written(tmp_path, text):
@@ -21,7 +21,7 @@ def test_reads_ids_between_comments_and_empty_lines(tmp_path):
 
 
 def test_reads_what_it_writes(tmp_path):
-    write_draft_vocab(tmp_path / "ids.txt", [9, 3, 3, 4], "made by a test")
+    (tmp_path / "ids.txt").write_text(format_draft_vocab([9, 3, 3, 4], "made by a test"))
 
     assert read_draft_vocab(tmp_path / "ids.txt", 10).tolist() == [3, 4, 9]
     assert (tmp_path / "ids.txt").read_text().startswith("# made by a test\n")
