@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Writes a draft vocabulary: the ids that texts of one kind are made of, most frequent first.
 
     .venv/bin/python tools/draft_vocab.py --model=MODEL.gguf --count=32768 TEXT... > ids.txt
