@@ -55,8 +55,8 @@ def measure(pack: Pack, settings: DraftSettings, arguments: argparse.Namespace) 
     """Prints the figures of one drafter."""
     import jax
 
-    from strata_jax.engine.loader import primary_sharding
-    from strata_jax.engine.mtp_drafter import MtpDrafter, Placing
+    from strata_jax.engine.loader import Placing, primary_sharding
+    from strata_jax.engine.mtp_drafter import MtpDrafter
     from strata_jax.ops.native import Backend
     from strata_jax.ops.sets import native_ops
 

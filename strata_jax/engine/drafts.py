@@ -36,8 +36,9 @@ class Drafter(Protocol):
         Args:
             ids: int32 [n], the id that follows each of the positions (not the one read there).
             residual: float32 [T, J, D] on the device, T >= n: the model's last residual (the streams
-                with the last block's write) of those positions. Not to be kept past the next call.
-            position: of row 0.
+                with the last block's write) of those positions.
+            position: of row 0. -1 begins a sequence: `ids` is its first id, before which nothing was read,
+                and the residual zeros.
         """
         ...
 

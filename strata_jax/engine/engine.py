@@ -12,10 +12,8 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from strata_jax import _native
-from strata_jax.engine.draft_length import DraftLength
-from strata_jax.engine.drafting import Drafting, Source
+from strata_jax.engine.drafters import Drafters
 from strata_jax.engine.generation import Generation
-from strata_jax.engine.lookup_drafter import LookupDrafter
 from strata_jax.engine.options import EngineOptions, choose_context, choose_index_budget, kv_notes
 from strata_jax.engine.request import Request
 from strata_jax.engine.runner import Runner, RunnerOptions
@@ -37,7 +35,7 @@ class Engine:
         pack: Pack,
         runner: Runner,
         options: EngineOptions,
-        drafting: Drafting | None,
+        drafters: Drafters,
         notes: tuple[str, ...],
     ):
         self.pack = pack
@@ -47,7 +45,7 @@ class Engine:
         """Rows of a prompt tile; bits depend on them (contract C), so results name them."""
         self._runner = runner
         self._options = options
-        self._drafting = drafting
+        self._drafters = drafters
         self._current: Generation | None = None
 
     @classmethod
@@ -61,23 +59,29 @@ class Engine:
         """
         context, notes = choose_context(pack, options)
         config, budget_notes = choose_index_budget(pack.config, options.index_budget)
-        rows = options.checked_rows()
         options.chunk_rows()  # refused before anything is loaded
-        drafting = make_drafting(options)
+        drafters = Drafters.plan(pack, options, context)
         if options.threads is not None:
             _native.set_threads(options.threads)
         if options.cache_dir is not None:
             _use_compile_cache(options.cache_dir)
         runner_options = RunnerOptions(
             max_context=context,
-            window_rows=rows,
+            window_rows=options.checked_rows(),
             kv=options.kv,
             all_logits=options.all_logits,
             tiers=options.tiers,
             backend=Backend(options.platform),
-            drafts=drafting is not None,
+            drafts=drafters.any,
+            residual=drafters.needs is not None,
+            draft_needs=drafters.needs,
         )
         runner = Runner(pack, config, runner_options, report)
+        try:
+            drafters.open(pack, runner, report)
+        except BaseException:
+            runner.close()
+            raise
         if options.routing_out is not None:
             runner.tiers.write_routing(options.routing_out)
         notes += (
@@ -85,8 +89,9 @@ class Engine:
             + kv_notes(options.kv, options.platform)
             + runner.tiers.plan.notes
             + runner.notes
+            + drafters.notes
         )
-        return cls(pack, runner, options, drafting, notes)
+        return cls(pack, runner, options, drafters, notes)
 
     @property
     def max_context(self) -> int:
@@ -119,7 +124,8 @@ class Engine:
         if request.max_tokens < 0:
             raise UsageError(f"max_tokens: {request.max_tokens}, expected 0 or more")
         self._end_current()
-        self._current = Generation(self._runner, request, self._options, self._drafting, report)
+        drafting = self._drafters.drafting
+        self._current = Generation(self._runner, request, self._options, drafting, report)
         return self._current
 
     @property
@@ -134,30 +140,13 @@ class Engine:
     def close(self) -> None:
         """Ends a request that runs and frees the device; the pack stays the caller's to close."""
         self._end_current()
+        self._drafters.close()
         self._runner.close()
 
     def _end_current(self) -> None:
         if self._current is not None:
             self._current.cancel()
             self._current = None
-
-
-def make_drafting(options: EngineOptions) -> Drafting | None:
-    """The drafters asked for; None if there are none, or no room for drafts.
-
-    Raises:
-        UsageError: if one of them cannot be had.
-    """
-    most = options.most_drafts()
-    sources = []
-    if options.draft_script is not None:
-        sources.append(Source(name="script", drafter=options.draft_script.load(), length=None))
-    elif options.suffix_draft:
-        drafter = LookupDrafter(options.suffix_draft)
-        sources.append(Source(name="lookup", drafter=drafter, length=DraftLength(most)))
-    if not sources or most == 0:
-        return None
-    return Drafting(sources, most, options.spec_min_p)
 
 
 def _use_compile_cache(directory: Path) -> None:

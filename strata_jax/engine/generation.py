@@ -238,6 +238,7 @@ class Generation:
         self._runner.reset()
         if self._drafting is not None:
             self._drafting.reset()
+            self._drafting.read(ids[:1], self._runner.no_residual, -1)
         logits = np.zeros((1, 1), np.float32)
         rows = self._runner.tile_rows
         for begin in range(0, in_tiles, rows):

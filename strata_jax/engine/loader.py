@@ -1,5 +1,8 @@
 """From a checked pack to what programs take: the vectors as arrays on the primary mesh."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +18,20 @@ from strata_jax.model.params import (
     NgramParams,
     Params,
 )
+from strata_jax.ops.native import Backend
 from strata_jax.weights.draft_layer import DraftLayer
 from strata_jax.weights.pack import Pack
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Placing:
+    """Where arrays go, and how programs are compiled."""
+
+    backend: Backend
+    sharding: NamedSharding
+    result_sharding: jax.sharding.Sharding
+    """Of what the host reads."""
+    compiler_options: dict[str, Any] | None
 
 
 def primary_sharding(platform: Platform) -> NamedSharding:

@@ -10,7 +10,6 @@ The row of position p stands for the id at p and the residual of p - 1. Rows of 
 true are written over by those that did: a cell belongs to a position.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ import numpy as np
 
 from strata_jax.config import DraftSettings, ModelConfig
 from strata_jax.engine.drafts import Drafted
-from strata_jax.engine.loader import load_draft_params
+from strata_jax.engine.loader import Placing, load_draft_params
 from strata_jax.engine.mtp_programs import (
     NUMBERS,
     ProgramSettings,
@@ -39,17 +38,6 @@ from strata_jax.weights.draft_layer import DraftLayer
 from strata_jax.weights.draft_needs import BLOCK_ROWS, DraftSizes, draft_kv
 from strata_jax.weights.draft_store import DraftStore, open_draft_store
 from strata_jax.weights.draft_vocab import read_draft_vocab
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Placing:
-    """Where arrays go, and how programs are compiled."""
-
-    backend: Backend
-    sharding: jax.sharding.NamedSharding
-    result_sharding: jax.sharding.Sharding
-    """Of what the host reads."""
-    compiler_options: dict[str, Any] | None
 
 
 class _Rows(NamedTuple):
@@ -180,10 +168,6 @@ class MtpDrafter:
         self.origin = 0
         self._last = None
         self._waiting = []
-
-    def begin(self, token: int) -> None:
-        """The sequence begins with this id: its row takes a residual of zeros."""
-        self.read(np.asarray([token], np.int32), self._nothing, -1)
 
     def read(self, ids: np.ndarray, residual: jax.Array, position: int) -> None:
         """Takes note of what the model has read; see `Drafter.read`.

@@ -6,6 +6,7 @@ from pathlib import Path
 from strata_jax.config import (
     MOST_DRAFTS,
     TILE_ROWS,
+    DraftSettings,
     KvType,
     ModelConfig,
     Platform,
@@ -13,6 +14,7 @@ from strata_jax.config import (
 )
 from strata_jax.engine.scripted_drafter import DraftScript
 from strata_jax.errors import UsageError
+from strata_jax.weights.budget import StepSizes
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.plan import DEFAULT_CONTEXT
 
@@ -49,6 +51,8 @@ class EngineOptions:
     """A draft less probable than this is not tried, nor those after it."""
     suffix_draft: int = 0
     """Ids that must agree for a draft to be looked up in the text so far; 0 = no such drafts."""
+    mtp: DraftSettings | None = None
+    """How the draft layer drafts, if there is one; None = it does not."""
     draft_script: DraftScript | None = None
     """Drafts for gates and measurements."""
     prefill: int | None = None
@@ -87,6 +91,29 @@ class EngineOptions:
             raise UsageError(f"suffix_draft: {self.suffix_draft}, expected 0 (none) or more")
         live = DEFAULT_LIVE_ROWS if self.spec is None else self.spec
         return min(live, self.checked_rows(), MOST_DRAFTS + 1) - 1
+
+    def step_sizes(self) -> StepSizes:
+        """Sizes of the compiled programs, for plans.
+
+        Raises:
+            UsageError: as `checked_rows` does.
+        """
+        return StepSizes(
+            tile_rows=TILE_ROWS[self.platform],
+            window_rows=self.checked_rows(),
+            all_logits=self.all_logits,
+        )
+
+    def draft_settings(self) -> DraftSettings | None:
+        """Of the draft layer; None where it has nothing to do.
+
+        Raises:
+            UsageError: as `most_drafts` does.
+        """
+        most = self.most_drafts()
+        if self.mtp is None or most == 0 or self.draft_script is not None:
+            return None
+        return dataclasses.replace(self.mtp, most=most, min_probability=self.spec_min_p)
 
     def chunk_rows(self) -> int:
         """Rows of a prompt between two reports on how far it has been read.

@@ -12,7 +12,7 @@ import numpy as np
 
 from strata_jax.config import MOST_DRAFTS, TILE_ROWS, KvType, ModelConfig, TierSettings
 from strata_jax.engine.device_sampling import DeviceSampling, compile_draws
-from strata_jax.engine.loader import load_params, primary_sharding
+from strata_jax.engine.loader import Placing, load_params, primary_sharding
 from strata_jax.engine.programs import Numbers, best_id, tile_program, window_program
 from strata_jax.engine.request import SamplingSettings
 from strata_jax.engine.sampling import Sampler
@@ -23,6 +23,7 @@ from strata_jax.ops.native import CPU, Backend
 from strata_jax.ops.sets import native_ops
 from strata_jax.weights.budget import StepSizes, host_memory
 from strata_jax.weights.device_table import DeviceNgramTable
+from strata_jax.weights.draft_needs import DraftNeeds
 from strata_jax.weights.matrices import fill_store
 from strata_jax.weights.ngram_table import TENSOR, NgramTable
 from strata_jax.weights.pack import Pack
@@ -51,6 +52,8 @@ class RunnerOptions:
     """Windows may hold drafts."""
     residual: bool = False
     """Steps give the residual of their rows, which a drafter reads."""
+    draft_needs: DraftNeeds | None = None
+    """What the drafter takes of the memory."""
 
     @property
     def most_drafts(self) -> int:
@@ -88,12 +91,13 @@ class Runner:
             self.notes += self._table.notes
         """What the n-gram table is like, and what about it is not as asked for; one line each."""
         table = -1 if self._table is None else self._table.slot
-        ops = native_ops(
+        self.ops = native_ops(
             self.tiers.experts.store if self._store is None else self._store.slot,
             tiers=self.tiers.experts.slot,
             table=table,
             backend=options.backend,
         )
+        """Over the model's matrices."""
         self._sharding = primary_sharding(options.backend.platform)
         # Flat, for a step takes them apart again every time it is called.
         self._params, self._params_tree = jax.tree.flatten(load_params(pack, self._sharding))
@@ -105,7 +109,12 @@ class Runner:
         self._queued: jax.Array | None = None
         self.position = 0
         """Tokens read so far, for good."""
-        self.residual = jnp.zeros(0)
+        rows = options.window_rows if options.residual else 0
+        self.no_residual = jax.device_put(
+            jnp.zeros((rows, config.num_streams, config.hidden), jnp.float32), self._sharding
+        )
+        """Residual of a window that read nothing [T, J, D]; empty unless residuals are asked for."""
+        self.residual = self.no_residual
         """The model's last residual of the rows of the step that was waited for last [T, J, D], on the
         device; empty unless asked for."""
         self._certain_end = 0  # position behind the newest step's certain rows
@@ -115,10 +124,10 @@ class Runner:
         self._empty = jax.jit(self._empty_state, out_shardings=self._sharding).lower().compile()
         self._cleared = self._compile_cleared()
         self._window = self._compile(
-            functools.partial(window_program, ops, self.config), options.window_rows, report
+            functools.partial(window_program, self.ops, self.config), options.window_rows, report
         )
         self._tile = self._compile(
-            functools.partial(tile_program, ops, self.config, options.all_logits),
+            functools.partial(tile_program, self.ops, self.config, options.all_logits),
             self.tile_rows,
             report,
         )
@@ -166,7 +175,15 @@ class Runner:
         settings, context, kv = options.tiers, options.max_context, options.kv
         try:
             return EngineTiers.open(
-                pack, self._store, settings, context, kv, steps, report, options.backend
+                pack,
+                self._store,
+                settings,
+                context,
+                kv,
+                steps,
+                report,
+                options.backend,
+                options.draft_needs,
             )
         except BaseException:
             self._close_store()
@@ -196,6 +213,17 @@ class Runner:
         numbers, best = place((rows + len(Numbers._fields),), jnp.int32), place((), jnp.int32)
         lowered = jitted.lower(self._params, self._state_shapes(), numbers, best)
         return lowered.compile(_compiler_options(self.options.backend))
+
+    @property
+    def placing(self) -> Placing:
+        """Where arrays go, and how programs are compiled, that work beside these."""
+        backend = self.options.backend
+        return Placing(
+            backend=backend,
+            sharding=self._sharding,
+            result_sharding=self._result_sharding(),
+            compiler_options=_compiler_options(backend),
+        )
 
     def _result_sharding(self) -> jax.sharding.Sharding:
         """Of the best id: on a GPU the step itself writes it to the host's memory."""

@@ -16,6 +16,7 @@ from strata_jax.weights.budget import CUDA_RUNTIME_BYTES, GIB, StepSizes, host_m
 from strata_jax.weights.device_experts import DeviceExperts, device_memory
 from strata_jax.weights.device_host import HostSettings, host_threads
 from strata_jax.weights.device_peer import PeerDevice, find_peer
+from strata_jax.weights.draft_needs import DraftNeeds
 from strata_jax.weights.experts import TIMEOUT_MS, AdaptSettings, ExpertTiers, shares
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.placement import Tier
@@ -58,6 +59,7 @@ class EngineTiers:
         steps: StepSizes,
         report: Callable[[str], None],
         backend: Backend = CPU,
+        draft: DraftNeeds | None = None,
     ) -> "EngineTiers":
         """Plans, then allocates and fills what the plan says.
 
@@ -71,7 +73,7 @@ class EngineTiers:
         peer = find_peer(settings, backend) if backend.is_device else None
         machine = _machine(backend, settings.peer_device, peer)
         sizes = make_plan(pack, max_context, kv)
-        plan = plan_tiers(pack, sizes, settings, machine, steps=steps, profile=profile)
+        plan = plan_tiers(pack, sizes, settings, machine, steps=steps, profile=profile, draft=draft)
         plan.check()
         peer_swaps = settings.peer_adapt_swaps
         adapt = AdaptSettings(

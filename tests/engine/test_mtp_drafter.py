@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from strata_jax.config import DraftSettings
-from strata_jax.engine.loader import primary_sharding
-from strata_jax.engine.mtp_drafter import MtpDrafter, Placing
+from strata_jax.engine.loader import Placing, primary_sharding
+from strata_jax.engine.mtp_drafter import MtpDrafter
 from strata_jax.ops.native import CPU, Backend
 from strata_jax.ops.roles import Role
 from strata_jax.ops.sets import native_ops
@@ -74,7 +74,7 @@ def layer_of(pack):
 def read_windows(drafter, residual, end, widths=(8,), begin=0):
     """Reads positions begin..end-1 (their followers are ids begin+1..end) by windows of these widths."""
     if begin == 0:
-        drafter.begin(int(IDS[0]))
+        drafter.read(IDS[:1], jnp.zeros((8, *residual.shape[1:])), -1)
     at, turn = begin, 0
     while at < end:
         rows = min(widths[turn % len(widths)], end - at)
@@ -83,7 +83,7 @@ def read_windows(drafter, residual, end, widths=(8,), begin=0):
 
 
 def read_tiles(drafter, residual, end):
-    drafter.begin(int(IDS[0]))
+    drafter.read(IDS[:1], jnp.zeros((8, *residual.shape[1:])), -1)
     for at in range(0, end, 64):
         rows = min(64, end - at)
         drafter.read(IDS[at + 1 : at + 1 + rows], jnp.asarray(residual[at : at + 64]), at)
@@ -276,7 +276,7 @@ def test_a_device_drafts_what_the_cpu_drafts(backend, embedded_pack):
             lambda _: None,
         )
         drafter.reset()
-        drafter.begin(int(ids[0]))
+        drafter.read(ids[:1], jax.device_put(np.zeros((4, *rows.shape[1:]), np.float32), place), -1)
         for at, width, count in ((0, 60, 64), (60, 3, 4), (63, 2, 4)):
             residual = jax.device_put(rows[at : at + count], place)
             drafter.read(ids[at + 1 : at + 1 + width], residual, at)

@@ -1,0 +1,94 @@
+"""Which drafters an engine has: planned before the model is loaded, opened after it, closed before it."""
+
+from collections.abc import Callable
+
+from strata_jax.config import DraftSettings
+from strata_jax.engine.draft_length import DraftLength
+from strata_jax.engine.drafting import Drafting, Source
+from strata_jax.engine.lookup_drafter import LookupDrafter
+from strata_jax.engine.mtp_drafter import MtpDrafter
+from strata_jax.engine.options import EngineOptions
+from strata_jax.engine.runner import Runner
+from strata_jax.weights.budget import StepSizes
+from strata_jax.weights.draft_layer import find_draft_layer
+from strata_jax.weights.draft_needs import DraftNeeds, draft_needs, draft_sizes
+from strata_jax.weights.pack import Pack
+
+
+class Drafters:
+    """Those of one engine."""
+
+    def __init__(
+        self, options: EngineOptions, settings: DraftSettings | None, needs: DraftNeeds | None
+    ):
+        self.needs = needs
+        """What the draft layer takes of the memory; None if there is none."""
+        self.drafting: Drafting | None = None
+        """Asks them; None if there are none, or no room for drafts."""
+        self.notes: tuple[str, ...] = ()
+        """What a user should know, one line each; after `open`."""
+        self._options = options
+        self._settings = settings
+        self._mtp: MtpDrafter | None = None
+
+    @classmethod
+    def plan(cls, pack: Pack, options: EngineOptions, context: int) -> "Drafters":
+        """Finds out what there is, from headers alone.
+
+        Raises:
+            UsageError, BadFileError: for settings or a file of the draft layer that cannot be used.
+        """
+        settings = options.draft_settings()
+        needs = draft_needs(
+            pack, settings, context, options.kv, options.step_sizes(), options.platform
+        )
+        return cls(options, settings, needs)
+
+    @property
+    def any(self) -> bool:
+        """Whether windows may hold drafts."""
+        options = self._options
+        others = options.draft_script is not None or options.suffix_draft > 0
+        return options.most_drafts() > 0 and (others or self.needs is not None)
+
+    def open(self, pack: Pack, runner: Runner, report: Callable[[str], None]) -> None:
+        """Loads and compiles.
+
+        Raises:
+            StrataError: if one of them cannot be had.
+        """
+        options, most = self._options, self._options.most_drafts()
+        sources = []
+        if options.draft_script is not None:
+            sources.append(Source(name="script", drafter=options.draft_script.load(), length=None))
+        elif options.suffix_draft:
+            drafter = LookupDrafter(options.suffix_draft)
+            sources.append(Source(name="lookup", drafter=drafter, length=DraftLength(most)))
+        if self.needs is not None:
+            self._mtp = self._open_mtp(pack, runner, options.step_sizes(), report)
+            sources.append(Source(name="mtp", drafter=self._mtp, length=DraftLength(most)))
+        if sources and most > 0:
+            self.drafting = Drafting(sources, most, options.spec_min_p)
+
+    def close(self) -> None:
+        """Lets go of the draft layer, before the model."""
+        if self._mtp is not None:
+            self._mtp.close()
+            self._mtp = None
+
+    def _open_mtp(
+        self, pack: Pack, runner: Runner, steps: StepSizes, report: Callable[[str], None]
+    ) -> MtpDrafter:
+        settings, options = self._settings, runner.options
+        assert settings is not None, "there are needs"
+        draft = find_draft_layer(pack, settings.mtp)
+        assert draft is not None, "there are needs"
+        self.notes = draft.notes
+        sizes = draft_sizes(runner.config, settings, options.max_context, options.kv, steps)
+        try:
+            return MtpDrafter.open(
+                draft, runner.ops, runner.config, settings, sizes, runner.placing, report
+            )
+        except BaseException:
+            draft.close()
+            raise
