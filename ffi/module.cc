@@ -22,7 +22,7 @@ namespace py = pybind11;
 
 // Python's name for a target is "strata.<op>"; the version is part of it because XLA's compilation
 // cache does not see this library. Raise it when any op's results or arguments change.
-constexpr const char* kTargetVersion = "2";
+constexpr const char* kTargetVersion = "3";
 
 struct Target {
   const char* op;

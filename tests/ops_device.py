@@ -3,6 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -76,6 +77,33 @@ class DeviceStore:
         self._native.close()
         if self._table is not None:
             self._table.close()
+
+
+@contextlib.contextmanager
+def host_read_table(
+    backend: Backend, matrix: Matrix, folder: Path, mode: str, *, most_rows: int
+) -> Iterator[int]:
+    """Slot of a table in a file that a thread of the host reads for the device."""
+    path = folder / "table"
+    path.write_bytes(matrix.data.tobytes())
+    table = backend.library.NgramTable(
+        mode=mode,
+        type=matrix.type_id,
+        num_rows=matrix.rows,
+        num_cols=matrix.cols,
+        address=matrix.data.ctypes.data,
+        path=str(path),
+        offset=0,
+    )
+    read = backend.library.DeviceTable.read_by_host(
+        table=table.slot, most_rows=most_rows, timeout_ms=10_000
+    )
+    try:
+        yield read.slot
+        assert read.problem() == ""
+    finally:
+        read.close()
+        table.close()
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "cuda/device_store.h"
+#include "cuda/file_stage.h"
 #include "cuda/host_workers.h"
 #include "cuda/peer_store.h"
 
@@ -97,7 +98,7 @@ std::string DeviceStore::StartHost(int num_threads, int64_t timeout_ms) {
   }
   MailboxAt at;
   at.sizes = SizesOfMailbox(doors_.window_rows, doors_.num_active, doors_.width);
-  const int64_t box_bytes = offsetof(Mailbox, letters) + 2 * int64_t{at.sizes.letter_bytes};
+  const int64_t box_bytes = int64_t{sizeof(Bell)} + 2 * int64_t{at.sizes.letter_bytes};
   const int64_t row_bytes = 2 * at.sizes.row_floats * 4;
   const auto mapped = [](auto** host, auto** device, int64_t bytes) {
     const cudaError_t error = cudaHostAlloc(reinterpret_cast<void**>(host), bytes,
@@ -115,13 +116,53 @@ std::string DeviceStore::StartHost(int num_threads, int64_t timeout_ms) {
     return Failed("the mailbox", box_bytes + row_bytes, error);
   }
   SetTimeout(timeout_ms);
+  std::vector<bool> in_file(raw_.size());
+  for (int64_t layer = 0; layer < num_layers_; ++layer) {
+    for (const int32_t expert : in_file_[layer]) in_file[layer * num_experts_ + expert] = true;
+  }
   host_ = std::make_unique<HostWorkers>(box_, host_rows_, at.sizes, std::move(layers), raw_,
-                                        num_threads);
+                                        std::move(in_file), num_threads);
   doors_.mailbox = at;
   return "";
 }
 
+std::string DeviceStore::StartFiles(int num_threads, int64_t timeout_ms) {
+  if (host_ == nullptr || files_ != nullptr || num_threads < 1) {
+    return "device_store: experts stay in the file, and no threads of the host were started";
+  }
+  std::vector<FileStage::Layer> layers;
+  for (int64_t layer = 0; layer < num_layers_; ++layer) {
+    if (in_file_[layer].empty()) continue;
+    layers.push_back({shapes_[layer], {}});
+    for (const int32_t expert : in_file_[layer]) {
+      layers.back().experts.push_back(raw_[layer * num_experts_ + expert]);
+    }
+  }
+  if (layers.empty()) return "device_store: no expert stays in the file";
+  try {
+    files_ = std::make_unique<FileStage>(std::move(layers), num_threads, timeout_ms);
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  for (int64_t layer = 0, number = 0; layer < num_layers_; ++layer) {
+    if (in_file_[layer].empty()) continue;
+    const uint8_t* at = files_->HalfOf(number++);
+    for (const int32_t expert : in_file_[layer]) {
+      table_[layer * num_experts_ + expert] = ExpertWord(at, ExpertTag::kHost, false) | kFromFile;
+      at += shapes_[layer].bytes;
+    }
+  }
+  return "";
+}
+
+void DeviceStore::StopFiles() {
+  // What a stuck thread may look at stays for good.
+  if (files_ != nullptr && !files_->Stop(kGrace)) static_cast<void>(files_.release());
+  files_ = nullptr;
+}
+
 void DeviceStore::SetTimeout(int64_t timeout_ms) {
+  if (files_ != nullptr) files_->SetTimeout(timeout_ms);
   const auto limit = static_cast<uint32_t>(std::clamp<int64_t>(timeout_ms, 1, UINT32_MAX));
   if (box_ != nullptr) __atomic_store_n(&box_->timeout_ms, limit, __ATOMIC_RELEASE);
 }
@@ -138,12 +179,14 @@ void DeviceStore::StopHost() {
 }
 
 bool DeviceStore::aborted() const {
-  return box_ != nullptr && __atomic_load_n(&box_->aborted, __ATOMIC_ACQUIRE) != 0;
+  return (box_ != nullptr && __atomic_load_n(&box_->aborted, __ATOMIC_ACQUIRE) != 0) ||
+         (files_ != nullptr && files_->aborted());
 }
 
 bool DeviceStore::Recover() {
   if (!aborted()) return true;
   cudaDeviceSynchronize();
+  if (files_ != nullptr && !files_->Recover(kGrace)) return false;
   if (!host_->Recover(kGrace)) return false;
   return cudaMemset(&doors_.mailbox.state->failed, 0, sizeof(uint32_t)) == cudaSuccess;
 }

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "common/slots.h"
+#include "cuda/file_stage.h"
 #include "cuda/host_workers.h"
 #include "cuda/panels.h"
 #include "cuda/peer_store.h"
@@ -48,6 +49,7 @@ DeviceStore::DeviceStore(int64_t num_roles, int64_t num_layers, int64_t num_expe
       host_bytes_(host_expert_bytes),
       table_(num_layers * num_experts),
       raw_(num_layers * num_experts, ExpertBytes{}),
+      in_file_(num_layers),
       taken_(num_layers * num_experts) {
   const auto take = [&](const char* what, int64_t bytes, auto allocate) {
     const cudaError_t error = bytes == 0 ? cudaSuccess : allocate();
@@ -79,6 +81,7 @@ void DeviceStore::Release() {
   // A step may still be in flight, and wait for the host's threads.
   cudaDeviceSynchronize();
   StopHost();
+  StopFiles();
   swaps_ = nullptr;
   peer_ = nullptr;
   for (void* memory :
@@ -179,6 +182,18 @@ std::string DeviceStore::PutExpert(int64_t layer, int64_t expert, Arena arena, i
   return "";
 }
 
+std::string DeviceStore::PutFileExpert(int64_t layer, int64_t expert, const uint8_t* gate,
+                                       const uint8_t* up, const uint8_t* down) {
+  if (GetExpertShape(layer) == nullptr || expert < 0 || expert >= num_experts_) {
+    return "device_store: no expert " + std::to_string(expert) + " in layer " +
+           std::to_string(layer);
+  }
+  table_[layer * num_experts_ + expert] = ExpertWord(nullptr, ExpertTag::kHost, false) | kFromFile;
+  raw_[layer * num_experts_ + expert] = {gate, up, down};
+  in_file_[layer].push_back(static_cast<int32_t>(expert));
+  return "";
+}
+
 std::string DeviceStore::PublishExperts() {
   if (copier_ != nullptr) {
     const std::string error = copier_->Flush();
@@ -204,6 +219,7 @@ std::string DeviceStore::AuditExpert(int64_t layer, int64_t expert, const uint8_
   cudaError_t copied = cudaMemcpy(&word, experts_ + layer * num_experts_ + expert, sizeof(word),
                                   cudaMemcpyDeviceToHost);
   const auto* at = reinterpret_cast<const uint8_t*>(word & ~kTagBits);
+  if (copied == cudaSuccess && (word & kFromFile) != 0) return "";  // it has no place of its own
   std::vector<uint8_t> slot(shape->bytes);
   if (copied == cudaSuccess) {
     copied = cudaMemcpy(slot.data(), at, shape->bytes, cudaMemcpyDefault);

@@ -67,8 +67,9 @@ struct Doors {
 };
 
 // Memory for experts' panels; numbered as the tiers of strata_jax/weights/placement.py.
-enum class Arena : int32_t { kHost = 0, kDevice = 1, kPeer = 2 };
+enum class Arena : int32_t { kHost = 0, kDevice = 1, kPeer = 2, kFile = 3 };
 
+class FileStage;
 class HostWorkers;
 
 class DeviceStore {
@@ -91,6 +92,9 @@ class DeviceStore {
   // Copies one expert to `offset` of an arena; its table entries follow with PublishExperts.
   std::string PutExpert(int64_t layer, int64_t expert, Arena arena, int64_t offset,
                         const uint8_t* gate, const uint8_t* up, const uint8_t* down);
+  // An expert that stays in the file (file_stage.h): threads of the host are to be there, too.
+  std::string PutFileExpert(int64_t layer, int64_t expert, const uint8_t* gate, const uint8_t* up,
+                            const uint8_t* down);
   // Who computes an expert that has been put, or that lies elsewhere; follows with PublishExperts.
   std::string SetTag(int64_t layer, int64_t expert, ExpertTag tag);
   std::string PublishExperts();
@@ -99,6 +103,10 @@ class DeviceStore {
   std::string OpenDoors(int64_t window_rows, int64_t num_active, int64_t width);
   // Threads that compute experts with the tag kHost, and how long kernels wait for a sign of life.
   std::string StartHost(int num_threads, int64_t timeout_ms);
+  // Behind them: the threads that make panels of such experts for tiles.
+  std::string StartFiles(int num_threads, int64_t timeout_ms);
+  FileStage* files() const { return files_.get(); }
+  bool HasFiles(int64_t layer) const { return files_ != nullptr && !in_file_[layer].empty(); }
   void SetTimeout(int64_t timeout_ms);
   // Of a row's n misses `streamed[n]` are read over the link; all of them until this is called.
   std::string SetStreamed(const std::vector<uint8_t>& streamed);
@@ -116,6 +124,7 @@ class DeviceStore {
   Arena ArenaOf(int64_t layer, int64_t expert) const {
     const uint64_t word = table_[layer * num_experts_ + expert];
     if ((word & kLinked) != 0) return Arena::kHost;
+    if ((word & kFromFile) != 0) return Arena::kFile;
     return (word & kTagMask) == uint64_t{0} ? Arena::kDevice : Arena::kPeer;
   }
   // Whether a kernel gave up waiting for the host.
@@ -150,6 +159,7 @@ class DeviceStore {
   void Release();
   PanelCopier& Copier();
   void StopHost();
+  void StopFiles();
   // Where an arena's `offset` is; null with a reason if an expert of so many bytes ends outside.
   uint8_t* Place(Arena arena, int64_t offset, int64_t bytes, std::string* error) const;
 
@@ -167,13 +177,15 @@ class DeviceStore {
   std::unique_ptr<PanelCopier> copier_;  // between the first Put and PublishExperts
   std::vector<uint64_t> table_;          // what `experts_` holds or will hold
   uint64_t* experts_ = nullptr;
-  std::vector<ExpertBytes> raw_;  // the file's rows
-  std::vector<uint32_t> taken_;   // of usage_, by TakeUsage
+  std::vector<ExpertBytes> raw_;               // the file's rows
+  std::vector<std::vector<int32_t>> in_file_;  // by layer
+  std::vector<uint32_t> taken_;                // of usage_, by TakeUsage
   Doors doors_;
   // The host's addresses; both stay where they are if a thread of the host is stuck.
   Mailbox* box_ = nullptr;
   float* host_rows_ = nullptr;
   std::unique_ptr<HostWorkers> host_;
+  std::unique_ptr<FileStage> files_;
   std::unique_ptr<PeerStore> peer_;
   uint64_t* wanted_ = nullptr;  // null: experts stay where they are
   std::unique_ptr<DeviceSwaps> swaps_;

@@ -52,6 +52,21 @@ std::string DeviceTable::Open(TablePlace place, const TypeInfo* type, int64_t nu
   return "";
 }
 
+std::string DeviceTable::OpenRead(std::shared_ptr<NgramTable> read, int64_t most_rows,
+                                  int64_t timeout_ms, std::shared_ptr<DeviceTable>* table) {
+  if (read == nullptr) return "the table to be read is closed";
+  if (read->row_bytes() > kMaxRowBytes) {
+    return "rows of " + std::to_string(read->row_bytes()) + " bytes, at most " +
+           std::to_string(kMaxRowBytes) + " expected on a GPU";
+  }
+  std::shared_ptr<DeviceTable> made(new DeviceTable(TablePlace::kMapped, read->type(),
+                                                    read->num_rows(), read->num_cols(), nullptr));
+  std::string wrong = TableReader::Open(std::move(read), most_rows, timeout_ms, &made->reader_);
+  if (!wrong.empty()) return wrong;
+  *table = std::move(made);
+  return "";
+}
+
 std::string DeviceTable::Allocate() {
   const size_t bytes = static_cast<size_t>(num_bytes() + kPadding);
   const std::string amount = std::to_string(num_bytes() >> 20) + " MiB of ";
@@ -73,6 +88,8 @@ std::string DeviceTable::Allocate() {
 }
 
 DeviceTable::~DeviceTable() {
+  // What a stuck thread may look at stays for good.
+  if (reader_ != nullptr && !reader_->Stop()) static_cast<void>(reader_.release());
   if (memory_ == nullptr) return;
   cudaDeviceSynchronize();  // a step may still be in flight
   if (place_ == TablePlace::kDevice) {
@@ -83,6 +100,7 @@ DeviceTable::~DeviceTable() {
 }
 
 std::string DeviceTable::Load(double max_s, int64_t* loaded) {
+  if (reader_ != nullptr) return "a table that the host reads is not loaded";
   const auto start = std::chrono::steady_clock::now();
   while (!this->loaded()) {
     const int64_t bytes = std::min(kSliceBytes, num_bytes() - loaded_bytes_);

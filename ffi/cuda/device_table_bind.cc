@@ -2,10 +2,13 @@
 
 #include <pybind11/stl.h>
 
+#include <chrono>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
 #include "cuda/device_table.h"
+#include "cuda/table_reader.h"
 
 namespace strata {
 namespace {
@@ -24,6 +27,18 @@ void Check(const std::string& wrong) {
 
 class DeviceTableHandle {
  public:
+  static std::unique_ptr<DeviceTableHandle> ReadByHost(int64_t table, int64_t most_rows,
+                                                       int64_t timeout_ms) {
+    std::unique_ptr<DeviceTableHandle> made(new DeviceTableHandle);
+    std::string wrong;
+    {
+      const py::gil_scoped_release release;
+      wrong = DeviceTable::OpenRead(FindTable(table), most_rows, timeout_ms, &made->table_);
+    }
+    Check(wrong);
+    made->slot_ = AddDeviceTable(made->table_);
+    return made;
+  }
   DeviceTableHandle(const std::string& place, int64_t type, int64_t num_rows, int64_t num_cols,
                     uintptr_t address) {
     const TablePlace where = PlaceOf(place);
@@ -67,7 +82,29 @@ class DeviceTableHandle {
     return loaded;
   }
 
+  void Wake() { Reader(Held()).Wake(); }
+  std::string Problem() { return Reader(Held()).Problem(); }
+  bool Recover() {
+    const auto table = Held();
+    const py::gil_scoped_release release;
+    return Reader(table).Recover();
+  }
+  void Stall(int64_t milliseconds, int64_t timeout_ms) {
+    TableReader& reader = Reader(Held());
+    reader.SetTimeout(timeout_ms);
+    reader.Stall(std::chrono::milliseconds(milliseconds));
+  }
+
  private:
+  DeviceTableHandle() = default;
+
+  static TableReader& Reader(const std::shared_ptr<DeviceTable>& table) {
+    if (table->reader() == nullptr) {
+      throw std::invalid_argument("ngram_table: the table is in memory, nobody reads it");
+    }
+    return *table->reader();
+  }
+
   std::shared_ptr<DeviceTable> table_;
   int64_t slot_ = -1;
 };
@@ -79,6 +116,8 @@ void BindDeviceTable(py::module_& module) {
       .def(py::init<const std::string&, int64_t, int64_t, int64_t, uintptr_t>(), py::kw_only(),
            py::arg("place"), py::arg("type"), py::arg("num_rows"), py::arg("num_cols"),
            py::arg("address"))
+      .def_static("read_by_host", &DeviceTableHandle::ReadByHost, py::kw_only(), py::arg("table"),
+                  py::arg("most_rows"), py::arg("timeout_ms"))
       .def_property_readonly("slot", &DeviceTableHandle::slot)
       .def_property_readonly("row_bytes",
                              [](const DeviceTableHandle& self) { return self.Held()->row_bytes(); })
@@ -86,6 +125,10 @@ void BindDeviceTable(py::module_& module) {
                              [](const DeviceTableHandle& self) { return self.Held()->num_bytes(); })
       .def("load", &DeviceTableHandle::Load, py::arg("max_s"),
            "Copies the next part; bytes of the table that are there so far.")
+      .def("wake", &DeviceTableHandle::Wake, "A step is about to come.")
+      .def("problem", &DeviceTableHandle::Problem, "Why results mean nothing; empty if they do.")
+      .def("recover", &DeviceTableHandle::Recover, "Fit for use again; false: a thread is lost.")
+      .def("stall", &DeviceTableHandle::Stall, py::arg("milliseconds"), py::arg("timeout_ms"))
       .def("close", &DeviceTableHandle::Close);
 }
 

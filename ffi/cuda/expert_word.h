@@ -17,12 +17,22 @@ enum class ExpertTag : uint32_t {
 };
 
 inline constexpr uint64_t kLinked = 4;  // the panels lie in the host's memory: for counting only
+// The expert stays in the file: its panels are there while a tile goes through its layer, and never
+// for windows, where the host computes it (file_stage.h). Not beside kLinked.
+inline constexpr uint64_t kFromFile = 8;
 inline constexpr uint64_t kTagMask = 3;
 inline constexpr uint64_t kTagBits = 255;        // the tag and kLinked, and room
 inline constexpr int64_t kMostDoorEntries = 32;  // of a row, where tags differ: a lane each
 
 // Where entries were computed, as a device counts them.
-enum EntryHome { kOnPrimary = 0, kOnPeer = 1, kOverLink = 2, kOnHost = 3, kEntryHomes = 4 };
+enum EntryHome {
+  kOnPrimary = 0,
+  kOnPeer = 1,
+  kOverLink = 2,
+  kOnHost = 3,
+  kOfFile = 4,
+  kEntryHomes = 5
+};
 
 inline uint64_t ExpertWord(const uint8_t* panels, ExpertTag tag, bool linked) {
   return reinterpret_cast<uint64_t>(panels) | static_cast<uint64_t>(tag) | (linked ? kLinked : 0);

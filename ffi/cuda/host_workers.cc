@@ -5,16 +5,13 @@
 #include <numeric>
 
 #include "common/numerics.h"
+#include "cuda/will_need.h"
 
 namespace strata {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
 
-// Windows follow one another within this; a thread that sleeps takes as long to wake as a letter.
-constexpr std::chrono::microseconds kLinger{3000};
-constexpr milliseconds kLook{2};  // between two looks of a poller that sleeps
 // Panels of a run: long enough for the way to memory to count little, short enough for all threads
 // to end together.
 constexpr int64_t kRounds = 16;  // of a measurement
@@ -42,12 +39,13 @@ bool Quantised(const Matrix& matrix) { return matrix.type->form != Form::kFloat;
 
 HostWorkers::HostWorkers(Mailbox* box, float* rows, const MailboxSizes& sizes,
                          std::vector<HostLayer> layers, std::vector<ExpertBytes> experts,
-                         int num_threads)
+                         std::vector<bool> in_file, int num_threads)
     : box_(box),
       rows_(rows),
       sizes_(sizes),
       layers_(std::move(layers)),
       experts_(std::move(experts)),
+      in_file_(std::move(in_file)),
       num_experts_(static_cast<int64_t>(experts_.size() / layers_.size())) {
   const int64_t most = int64_t{sizes.window_rows} * sizes.num_active;
   int64_t hidden = 0;
@@ -61,89 +59,13 @@ HostWorkers::HostWorkers(Mailbox* box, float* rows, const MailboxSizes& sizes,
   work_.hidden.resize(most * hidden);
   identity_.resize(most);
   std::iota(identity_.begin(), identity_.end(), 0);
-  pool_ = std::make_unique<ThreadPool>(num_threads, kLinger);
-  poller_ = std::thread([this] { Loop(); });
-}
-
-HostWorkers::~HostWorkers() { Stop(milliseconds::max()); }
-
-void HostWorkers::Wake() {
-  wakes_.fetch_add(1);
-  wake_.notify_one();
-}
-
-bool HostWorkers::Stop(milliseconds grace) {
-  std::unique_lock<std::mutex> lock(sleep_mutex_);
-  stop_.store(true);
-  wake_.notify_all();
-  const auto gone = [this] { return gone_; };
-  if (grace == milliseconds::max()) {
-    wake_.wait(lock, gone);
-  } else if (!wake_.wait_for(lock, grace, gone)) {
-    return false;
-  }
-  lock.unlock();
-  if (poller_.joinable()) poller_.join();
-  return true;
-}
-
-bool HostWorkers::Recover(milliseconds grace) {
-  const auto deadline = Clock::now() + grace;
-  const auto idle = [this] {
-    return !busy_.load() && __atomic_load_n(&box_->doorbell, __ATOMIC_ACQUIRE) ==
-                                __atomic_load_n(&box_->done, __ATOMIC_ACQUIRE);
-  };
-  while (!idle()) {
-    if (Clock::now() >= deadline) return false;
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  __atomic_store_n(&box_->aborted, 0, __ATOMIC_RELEASE);
-  return true;
-}
-
-void HostWorkers::Beat() { __atomic_fetch_add(&box_->beat, 1, __ATOMIC_RELAXED); }
-
-bool HostWorkers::Aborted() const {
-  return __atomic_load_n(&box_->aborted, __ATOMIC_RELAXED) != 0 || stop_.load();
-}
-
-void HostWorkers::Loop() {
-  const FloatMode mode;
-  uint64_t answered = 0;
-  int64_t wakes = 0;
-  auto until = Clock::now();
-  for (int64_t turn = 1; !stop_.load(); ++turn) {
-    const uint64_t epoch = __atomic_load_n(&box_->doorbell, __ATOMIC_ACQUIRE);
-    if (epoch != answered) {
-      Answer(epoch);
-      answered = epoch;
-      until = Clock::now() + kLinger;
-      continue;
-    }
-    // No pause: a guest machine that pauses in a loop may be taken off its processor.
-    if (turn % 256 != 0) continue;
-    Beat();
-    std::this_thread::yield();  // on a machine with one core the others must get on
-    if (const int64_t now = wakes_.load(); now != wakes) {
-      wakes = now;
-      until = Clock::now() + kLinger;
-    }
-    if (Clock::now() < until) continue;
-    std::unique_lock<std::mutex> lock(sleep_mutex_);
-    wake_.wait_for(lock, kLook, [&] { return stop_.load() || wakes_.load() != wakes; });
-  }
-  const std::lock_guard<std::mutex> lock(sleep_mutex_);
-  gone_ = true;
-  wake_.notify_all();
+  pool_ = std::make_unique<ThreadPool>(num_threads, Poller::kLinger);
+  poller_ = std::make_unique<Poller>(box, [this](uint64_t epoch) { Answer(epoch); });
 }
 
 void HostWorkers::Answer(uint64_t epoch) {
-  busy_.store(true);
   const auto begin = Clock::now();
-  if (const int64_t stall = stall_ms_.exchange(0); stall > 0) {
-    std::this_thread::sleep_for(milliseconds(stall));
-  }
-  if (!Aborted()) {
+  {
     const std::lock_guard<std::mutex> turn(turn_);
     const unsigned char* letter = box_->letters + epoch % 2 * sizes_.letter_bytes;
     const auto* head = reinterpret_cast<const Letter*>(letter);
@@ -152,12 +74,10 @@ void HostWorkers::Answer(uint64_t epoch) {
     Compute(head->layer, reinterpret_cast<const float*>(letter + sizes_.x_at), head->num_live,
             rows_ + epoch % 2 * sizes_.row_floats);
   }
-  __atomic_store_n(&box_->done, epoch, __ATOMIC_RELEASE);
   entries_.fetch_add(static_cast<int64_t>(sorted_.size()), std::memory_order_relaxed);
   busy_us_.fetch_add(
       std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin).count(),
       std::memory_order_relaxed);
-  busy_.store(false);
 }
 
 void HostWorkers::Gather(int64_t layer, int64_t num_live, const uint32_t* masks,
@@ -178,7 +98,11 @@ void HostWorkers::Gather(int64_t layer, int64_t num_live, const uint32_t* masks,
     while (end < count && sorted_[end].expert == sorted_[begin].expert) ++end;
     Group& group = groups_[num_groups_++];
     group.matrices = &matrices_[layer];
-    group.bytes = experts_[layer * num_experts_ + sorted_[begin].expert];
+    const int64_t index = layer * num_experts_ + sorted_[begin].expert;
+    group.bytes = experts_[index];
+    if (in_file_[index]) {
+      WillNeed(layers_[layer].gate, layers_[layer].up, layers_[layer].down, group.bytes);
+    }
     group.begin = begin;
     group.end = end;
   }
@@ -209,13 +133,13 @@ void HostWorkers::Compute(int64_t layer, const float* x, int64_t num_rows, float
 }
 
 void HostWorkers::RunJob(int64_t job, float* out) {
-  if (Aborted()) return;
+  if (poller_->Aborted()) return;
   if (const int64_t gates = num_groups_ * gate_runs_; job >= gates) {
     RunDown(groups_[(job - gates) / down_runs_], (job - gates) % down_runs_, out);
   } else {
     RunGateUp(groups_[job / gate_runs_], job % gate_runs_);
   }
-  Beat();
+  poller_->Beat();
 }
 
 void HostWorkers::RunGateUp(Group& group, int64_t run) {
@@ -236,7 +160,7 @@ void HostWorkers::RunDown(const Group& group, int64_t run, float* out) {
   const FfnMatrices& m = *group.matrices;
   AskFor(*m.down, group.bytes.down, run * kDownRun);
   while (!group.ready.load()) {
-    if (Aborted()) return;
+    if (poller_->Aborted()) return;
     Pause();
   }
   const int64_t rows = m.down->rows;

@@ -1,10 +1,8 @@
 // The host's threads that compute experts for a device's windows: one that looks into the mailbox
 // (mailbox.h), and a pool.
 //
-// The poller spins while windows follow one another and for kLinger after the last sign of one;
-// then it sleeps, and looks every few milliseconds, should a step come unannounced. It makes no
-// CUDA call. It has nothing else to do while the pool works on its letter, for the device sends no
-// second one before the first is answered, so it works with the pool.
+// The poller (poller.h) has nothing else to do while the pool works on its letter, for the device
+// sends no second one before the first is answered, so it works with the pool.
 //
 // A letter is cut into runs of panels: of gate and up for all its experts, then of down. The first
 // panel of a run is asked of memory as a whole, for the rows of a panel are read side by side and
@@ -16,17 +14,16 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "common/expert_panels.h"
 #include "common/thread_pool.h"
 #include "cuda/mailbox.h"
+#include "cuda/poller.h"
 
 namespace strata {
 
@@ -38,20 +35,18 @@ struct HostLayer {
 class HostWorkers {
  public:
   // The box, zero throughout, and the room for rows outlive the workers. `experts` are by layer,
-  // then expert; null bytes where the host computes none.
+  // then expert; null bytes where the host computes none. `in_file`: which of them are likely to be
+  // in no memory.
   HostWorkers(Mailbox* box, float* rows, const MailboxSizes& sizes, std::vector<HostLayer> layers,
-              std::vector<ExpertBytes> experts, int num_threads);
-  ~HostWorkers();
+              std::vector<ExpertBytes> experts, std::vector<bool> in_file, int num_threads);
   HostWorkers(const HostWorkers&) = delete;
   HostWorkers& operator=(const HostWorkers&) = delete;
 
-  // Windows are about to come.
-  void Wake();
-  // After an abort, with no step under way: waits for the threads to come home and makes the box
-  // fit for use. False if one has not come within `grace`.
-  bool Recover(std::chrono::milliseconds grace);
-  // Ends the threads; false if one is stuck. Then the object must be kept for good.
-  bool Stop(std::chrono::milliseconds grace);
+  // See poller.h.
+  void Wake() { poller_->Wake(); }
+  bool Recover(std::chrono::milliseconds grace) { return poller_->Recover(grace); }
+  bool Stop(std::chrono::milliseconds grace) { return poller_->Stop(grace); }
+  void Stall(std::chrono::milliseconds time) { poller_->Stall(time); }
 
   // Seconds for a row through one of `count` experts of the layer, other ones in every round; the
   // median. Only while no step runs.
@@ -60,8 +55,6 @@ class HostWorkers {
   int64_t entries() const { return entries_.load(std::memory_order_relaxed); }
   // Microseconds that letters have taken from doorbell to answer, as the host sees it.
   int64_t busy_us() const { return busy_us_.load(std::memory_order_relaxed); }
-  // For tests: the next letter is looked at that much later.
-  void Stall(std::chrono::milliseconds time) { stall_ms_.store(time.count()); }
 
  private:
   struct Group : FfnGroup {
@@ -69,15 +62,12 @@ class HostWorkers {
     std::atomic<bool> ready{false};
   };
 
-  void Loop();
   void Answer(uint64_t epoch);
   void Gather(int64_t layer, int64_t num_live, const uint32_t* masks, const int32_t* ids);
   void Compute(int64_t layer, const float* x, int64_t num_rows, float* out);
   void RunJob(int64_t job, float* out);
   void RunGateUp(Group& group, int64_t run);
   void RunDown(const Group& group, int64_t run, float* out);
-  void Beat();
-  bool Aborted() const;
 
   Mailbox* box_;
   float* rows_;
@@ -85,6 +75,7 @@ class HostWorkers {
   std::vector<HostLayer> layers_;
   std::vector<FfnMatrices> matrices_;
   std::vector<ExpertBytes> experts_;
+  std::vector<bool> in_file_;
   int64_t num_experts_;
 
   // Of the letter under way; sized for the largest once.
@@ -103,15 +94,8 @@ class HostWorkers {
   std::mutex turn_;  // who computes: the poller, or a measurement
   std::atomic<int64_t> entries_{0};
   std::atomic<int64_t> busy_us_{0};
-  std::atomic<int64_t> stall_ms_{0};
-  std::atomic<int64_t> wakes_{0};
-  std::atomic<bool> busy_{false};
-  std::atomic<bool> stop_{false};
-  std::mutex sleep_mutex_;
-  std::condition_variable wake_;
-  bool gone_ = false;  // under sleep_mutex_
   std::unique_ptr<ThreadPool> pool_;
-  std::thread poller_;
+  std::unique_ptr<Poller> poller_;  // last: it ends before what it uses goes away
 };
 
 }  // namespace strata

@@ -6,40 +6,29 @@
 // serve all layers, and the letter tells the layer. Both hold an epoch, which the graph raises.
 //
 // Page-locked memory that the device reaches (Mailbox), byte by byte:
-//      0  doorbell  device writes: the epoch of the newest letter
-//     64  done      host writes: the epoch of the newest answer
-//    128  beat      host writes: changes as long as a thread of the host is alive
-//    192  aborted   device writes 1 when it gave up waiting, the host 0 when nothing is under way
-//    196  timeout_ms  host writes: silence after which the device gives up
+//      0  the bell (bell.h)
 //    256  letters   two, letter_bytes apart; epoch n uses letter n % 2
 // A letter: layer, live rows; at 64 a mask of each row's entries for the host; at ids_at the
 // experts of all entries, [window_rows, A]; at x_at x [window_rows, width], of which only rows with
 // such an entry are written. Rows (an allocation of its own): [2, window_rows * A, width], the
 // answers to both letters.
 //
-// In the device's memory (MailboxState): epoch, the letter that the running layer waits for,
-// answered, failed. One block looks at `done` and passes the news on there: with the looks of all
-// blocks the line would hardly come back to the host, which is to write it.
+// In the device's memory: BellState, and `rung`.
 //
 // Order. The device writes a letter, then the doorbell with release at system scope; the host reads
 // the doorbell with acquire, then the letter. The host's threads write rows, the last one's end is
 // seen by the poller (ThreadPool), which writes `done` with release; the device reads `done` with
 // acquire at system scope, then the rows, with loads that no cache keeps.
-// A letter is overwritten two epochs later, when its answer has been awaited; only after a time-out
-// does a thread still use one that nobody waits for. Then `failed` is set: no kernel rings and none
-// waits until the host, with no step under way and no thread at work, clears both words.
 //
 // A letter waits behind whatever the device has asked of the link before: with the panels of a
 // whole layer ahead of it the host would start when the device is done. So blocks that read panels
 // over the link start when `rung` says so, or after a while: nothing but time depends on it.
-//
-// A waiting kernel holds a processor, never another kernel's result: the host's answer needs no
-// GPU. Time-out: so long without a change of `beat`. A thread at work changes it with every panel,
-// the poller while it has nothing to do, so a slow disk is no fault, but a lost thread is.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "cuda/bell.h"
 
 namespace strata {
 
@@ -51,22 +40,12 @@ struct Letter {
 };
 static_assert(offsetof(Letter, masks) == 64);
 
-struct Mailbox {
-  alignas(64) uint64_t doorbell;
-  alignas(64) uint64_t done;
-  alignas(64) uint64_t beat;
-  alignas(64) uint32_t aborted;
-  uint32_t timeout_ms;
+struct Mailbox : Bell {
   alignas(64) unsigned char letters[64];  // as many bytes as both need
 };
-static_assert(offsetof(Mailbox, done) == 64 && offsetof(Mailbox, beat) == 128 &&
-              offsetof(Mailbox, aborted) == 192 && offsetof(Mailbox, letters) == 256);
+static_assert(sizeof(Mailbox) == sizeof(Bell) + 64);
 
-struct MailboxState {
-  uint64_t epoch;
-  uint64_t awaited;   // 0: no entry of this layer went to the host
-  uint64_t answered;  // the newest letter whose answer is there
-  uint32_t failed;
+struct MailboxState : BellState {
   uint32_t rung;  // this layer's letter is on its way, or there is none
 };
 

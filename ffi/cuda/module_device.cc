@@ -7,6 +7,7 @@
 #include "cuda/current_device.h"
 #include "cuda/device_store.h"
 #include "cuda/device_table_bind.h"
+#include "cuda/file_stage.h"
 #include "cuda/handlers.h"
 #include "cuda/host_workers.h"
 #include "cuda/ops/expert_ffn.h"
@@ -18,6 +19,7 @@
 #include "cuda/ops/quant_matmul.h"
 #include "cuda/peer_access.h"
 #include "cuda/peer_store.h"
+#include "weights/ngram_table_bind.h"
 
 namespace strata {
 namespace {
@@ -34,6 +36,7 @@ constexpr Target kTargets[] = {
     {"embed_rows", EmbedRowsFfi},     {"ngram_rows", NgramRowsFfi}, {"gdn_window", GdnWindowFfi},
     {"qsa_append", QsaAppendFfi},     {"qsa_select", QsaSelectFfi}, {"qsa_attend", QsaAttendFfi},
     {"hyper_read", HyperReadFfi},     {"ngram_gate", NgramGateFfi}, {"gdn_chunk", GdnChunkFfi},
+    {"ngram_ask", NgramAskFfi},
 };
 
 py::dict Targets() {
@@ -185,6 +188,14 @@ class DeviceStoreHandle {
     Check(Held().SetTag(layer, expert, static_cast<ExpertTag>(tag)));
   }
 
+  void PutFileExpert(int64_t layer, int64_t expert, const std::array<uintptr_t, 3>& raw) {
+    Check(Held().PutFileExpert(layer, expert, reinterpret_cast<const uint8_t*>(raw[0]),
+                               reinterpret_cast<const uint8_t*>(raw[1]),
+                               reinterpret_cast<const uint8_t*>(raw[2])));
+  }
+  void StartFiles(int num_threads, int64_t timeout_ms) {
+    Check(Held().StartFiles(num_threads, timeout_ms));
+  }
   void OpenDoors(int64_t window_rows, int64_t num_active, int64_t width) {
     Check(Held().OpenDoors(window_rows, num_active, width));
   }
@@ -318,6 +329,7 @@ void BindDevice(py::module_& module) {
              "Bytes.");
   module.def("ngram_gate_workspace", &NgramGateWorkspace, py::arg("num_rows"),
              py::arg("num_streams"), "Bytes.");
+  BindNgramTable(module);
   BindDeviceTable(module);
   py::class_<DeviceStoreHandle>(module, "DeviceStore")
       .def(py::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>(), py::arg("num_roles"),
@@ -333,6 +345,10 @@ void BindDevice(py::module_& module) {
            py::arg("arena"), py::arg("offset"), py::arg("raw"))
       .def("audit_expert", &DeviceStoreHandle::AuditExpert, py::arg("layer"), py::arg("expert"),
            py::arg("raw"))
+      .def("put_file_expert", &DeviceStoreHandle::PutFileExpert, py::arg("layer"),
+           py::arg("expert"), py::arg("raw"))
+      .def("start_files", &DeviceStoreHandle::StartFiles, py::arg("num_threads"),
+           py::arg("timeout_ms"))
       .def("set_tag", &DeviceStoreHandle::SetTag, py::arg("layer"), py::arg("expert"),
            py::arg("tag"))
       .def("open_doors", &DeviceStoreHandle::OpenDoors, py::arg("window_rows"),

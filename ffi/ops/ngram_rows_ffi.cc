@@ -14,10 +14,11 @@ std::span<const int64_t> Plain(ffi::Span<const int64_t> span) {
   return {span.begin(), span.size()};
 }
 
-ffi::Error Handle(ffi::BufferR2<ffi::S32> tokens, ffi::BufferR0<ffi::S32> live,
-                  ffi::ResultBufferR2<ffi::F32> out, int64_t table,
+ffi::Error Handle(ffi::BufferR2<ffi::S32> tokens, ffi::AnyBuffer streams,
+                  ffi::BufferR0<ffi::S32> live, ffi::ResultBufferR2<ffi::F32> out, int64_t table,
                   ffi::Span<const int64_t> multipliers, ffi::Span<const int64_t> offsets,
                   ffi::Span<const int64_t> sizes) {
+  static_cast<void>(streams);  // it is there: that is all it is for
   const FloatMode mode;
   const auto held = FindTable(table);
   STRATA_CHECK_ARG("ngram_rows", held != nullptr, "table " + std::to_string(table) + " is closed");
@@ -61,6 +62,7 @@ ffi::Error Handle(ffi::BufferR2<ffi::S32> tokens, ffi::BufferR0<ffi::S32> live,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(NgramRowsFfi, Caught("ngram_rows", Handle),
                               ffi::Ffi::Bind()
                                   .Arg<ffi::BufferR2<ffi::S32>>()  // tokens
+                                  .Arg<ffi::AnyBuffer>()           // streams
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // live
                                   .Ret<ffi::BufferR2<ffi::F32>>()  // out
                                   .Attr<int64_t>("table")

@@ -98,6 +98,7 @@ std::string DirectRows::ReadInFlight(DirectReader* reader, const std::vector<Wan
     if (++progress_ % kTellEvery == 0 && num_waiting_ > 0) changed_.notify_all();
     counters_->reads.fetch_add(1);
     counters_->bytes_read.fetch_add(read.length);
+    counters_->Beat();
   };
   const std::optional<ReadFault> fault = reader->Read(plan.reads, arrived);
   std::lock_guard lock(mutex_);

@@ -20,6 +20,7 @@ constexpr int64_t kStep = int64_t{1} << 20;    // between two looks at the clock
 constexpr int64_t kAhead = int64_t{16} << 20;  // requested beyond what is being waited for
 
 constexpr size_t kProbeRows = 16;
+constexpr size_t kAskedRows = 256;                      // of those that were asked for
 constexpr std::chrono::nanoseconds kResidentRow(4000);  // to ask for and copy; a fault takes more
 
 constexpr int64_t kSamplePages = 65536;
@@ -69,12 +70,13 @@ MappedRows::~MappedRows() {
 
 // Asking costs 20 times the copy of a row that is there, and a row that is not costs four times as
 // much without asking. So the time that the rows before took decides.
-void MappedRows::Read(std::span<const int64_t> rows, uint8_t* out) const {
+void MappedRows::Read(std::span<const int64_t> rows, uint8_t* out,
+                      const std::function<void()>& beat) const {
   bool asked = expects_faults_.load(std::memory_order_relaxed);
   auto start = Clock::now();
   if (asked) WillNeed(rows);
   for (size_t begin = 0; begin < rows.size();) {
-    const size_t end = asked ? rows.size() : std::min(rows.size(), begin + kProbeRows);
+    const size_t end = std::min(rows.size(), begin + (asked ? kAskedRows : kProbeRows));
     for (size_t i = begin; i < end; ++i) {
       std::memcpy(out + static_cast<int64_t>(i) * row_bytes_, Row(rows[i]), row_bytes_);
     }
@@ -83,6 +85,7 @@ void MappedRows::Read(std::span<const int64_t> rows, uint8_t* out) const {
     if (faulted && !asked) WillNeed(rows.subspan(end));
     asked = asked || faulted;
     expects_faults_.store(faulted, std::memory_order_relaxed);
+    beat();
     begin = end;
     start = now;
   }

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -22,8 +23,8 @@ class MappedRows {
   const uint8_t* Row(int64_t row) const { return first_ + row * row_bytes_; }
 
   // Copies rows to out [rows.size(), row_bytes], asking for those that are not in memory all at
-  // once. A disk that fails ends the process (SIGBUS).
-  void Read(std::span<const int64_t> rows, uint8_t* out) const;
+  // once; calls `beat` after every few. A disk that fails ends the process (SIGBUS).
+  void Read(std::span<const int64_t> rows, uint8_t* out, const std::function<void()>& beat) const;
 
   // Asks the system to read the rows' pages, all at once instead of one fault after the other.
   void WillNeed(std::span<const int64_t> rows) const;

@@ -207,7 +207,7 @@ std::string NgramTable::ReadRows(const int64_t* rows, int64_t count, uint8_t* ou
   const CountedTime time(&counters_.wait_us);
   counters_.rows.fetch_add(count);
   if (direct_.has_value()) return direct_->Read(wanted, out);
-  mapped_.Read(wanted, out);
+  mapped_.Read(wanted, out, [this] { counters_.Beat(); });
   return "";
 }
 

@@ -91,6 +91,8 @@ class NgramTable {
   double Residency() const;
 
   const TableCounters& counters() const { return counters_; }
+  // Signs of life of the reading threads go there (table_counters.h).
+  void BeatAt(uint64_t* word) { counters_.beat.store(word); }
 
  private:
   explicit NgramTable(const NgramTableOptions& options);

@@ -135,7 +135,8 @@ class TableHandle {
 }  // namespace
 
 void BindNgramTable(py::module_& module) {
-  py::class_<TableHandle>(module, "NgramTable")
+  // Local: the CUDA library has this class, too.
+  py::class_<TableHandle>(module, "NgramTable", py::module_local())
       .def(py::init<const std::string&, int64_t, int64_t, int64_t, uintptr_t, const std::string&,
                     int64_t, int, int64_t, double, bool>(),
            py::kw_only(), py::arg("mode"), py::arg("type"), py::arg("num_rows"),

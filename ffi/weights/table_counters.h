@@ -18,6 +18,14 @@ struct TableCounters {
   std::atomic<int64_t> wait_us{0};     // spent inside reading calls
   std::atomic<int64_t> ahead_rows{0};  // read ahead, or asked of the system in good time
   std::atomic<int64_t> ahead_dropped{0};  // not read ahead: too many at once, or the read failed
+
+  // Where somebody looks for signs of life of the threads that read: raised with every answer of
+  // the disk. Null: nobody does. What it points to outlives the table.
+  std::atomic<uint64_t*> beat{nullptr};
+  void Beat() {
+    uint64_t* const word = beat.load(std::memory_order_relaxed);
+    if (word != nullptr) __atomic_fetch_add(word, 1, __ATOMIC_RELAXED);
+  }
 };
 
 // Adds the time of its life to a counter.

@@ -21,11 +21,12 @@ from strata_jax.errors import StrataError
 from strata_jax.model.state import DecodeState, empty_state, num_cells
 from strata_jax.ops.native import CPU, Backend
 from strata_jax.ops.sets import native_ops
-from strata_jax.weights.budget import StepSizes, host_memory
-from strata_jax.weights.device_table import DeviceNgramTable
+from strata_jax.weights.budget import StepSizes
+from strata_jax.weights.device_table import DeviceNgramTable, HostReadTable
 from strata_jax.weights.draft_needs import DraftNeeds
+from strata_jax.weights.experts import TIMEOUT_MS
 from strata_jax.weights.matrices import fill_store
-from strata_jax.weights.ngram_table import TENSOR, NgramTable
+from strata_jax.weights.ngram_table import NgramTable
 from strata_jax.weights.pack import Pack
 
 GRAIN = 64
@@ -81,7 +82,7 @@ class Runner:
         self.tiers = self._open_tiers(pack, report)
         """Where the experts are."""
         try:
-            self._table = _open_table(pack, options.tiers, options.backend, report)
+            self._table = self._open_table(pack, report)
         except BaseException:
             self.tiers.close()
             self._close_store()
@@ -95,6 +96,7 @@ class Runner:
             self.tiers.experts.store if self._store is None else self._store.slot,
             tiers=self.tiers.experts.slot,
             table=table,
+            is_asked=isinstance(self._table, HostReadTable),
             backend=options.backend,
         )
         """Over the model's matrices."""
@@ -189,6 +191,26 @@ class Runner:
             self._close_store()
             raise
 
+    def _open_table(
+        self, pack: Pack, report: Callable[[str], None]
+    ) -> NgramTable | DeviceNgramTable | HostReadTable | None:
+        mode, options = self.tiers.plan.ngram_io, self.options
+        if mode is None:
+            return None
+        if not options.backend.is_device:
+            return NgramTable(pack, mode, report)
+        if mode == "ram":
+            return DeviceNgramTable(pack, options.backend, report)
+        tokens = max(TILE_ROWS[options.backend.platform], options.window_rows)
+        return HostReadTable(
+            pack, mode, options.backend, report, most_tokens=tokens, timeout_ms=TIMEOUT_MS
+        )
+
+    def _answering(self) -> list[Any]:
+        """The tiers whose threads steps wait for."""
+        table = [self._table] if isinstance(self._table, HostReadTable) else []
+        return [self.tiers.experts, *table]
+
     def _close_store(self) -> None:
         if self._store is not None:
             self._store.close()
@@ -234,6 +256,8 @@ class Runner:
     def reset(self) -> None:
         """Forgets everything that was read."""
         self._queued = None
+        for tier in self._answering():
+            tier.recover()
         # In place: a captured graph knows its addresses, and two caches at once may not fit.
         state, self._state = self._state, None
         self._state = self._empty() if state is None else self._cleared(state)
@@ -256,6 +280,7 @@ class Runner:
             before, self._queued = self._queued, self._start(self._tile, self.tile_rows, ids, 0)[0]
             if before is not None:
                 self._wait(before)
+                self._check()
             return np.zeros((1, 1), np.float32)
         rows = len(ids) if self.options.all_logits else 1
         return self._run(self._tile, self.tile_rows, ids, rows if want_logits else 0)[:rows]
@@ -315,9 +340,19 @@ class Runner:
     def _after_window(self, position: int) -> None:
         """Lets the tiers adapt; where they say that the window means nothing, so does the state."""
         try:
+            self._check()
             self.tiers.experts.after_window()
         except StrataError:
             self._state, self.position = None, position
+            raise
+
+    def _check(self) -> None:
+        """StrataError if a tier says that steps mean nothing; then the state does not, either."""
+        try:
+            for tier in self._answering():
+                tier.check()
+        except StrataError:
+            self._state = None
             raise
 
     def read_best(self, token: int) -> int:
@@ -397,7 +432,9 @@ class Runner:
         assert len(ids) <= width
         assert 0 <= len(ids) - certain <= self.options.most_drafts
         assert self.position + len(ids) <= self.options.max_context
-        self.tiers.experts.before_window()
+        self._check()  # of steps before this one, in whose state it would go on
+        for tier in self._answering():
+            tier.before_window()
         numbers = np.zeros(width + len(Numbers._fields), np.int32)
         numbers[: len(ids)] = ids
         numbers[width:] = Numbers(
@@ -451,11 +488,13 @@ class Runner:
         try:
             _, first, logits = self._start(program, width, ids, head_rows, certain=certain)
             # Waits, and raises what the step raised.
-            return np.asarray(logits if head_rows > 1 else first)
+            found = np.asarray(logits if head_rows > 1 else first)
         except (ValueError, RuntimeError):  # which one is JAX's whim
             self._state, self.position = None, position
-            self.tiers.experts.check()  # says it in a sentence, if a tier's worker is to blame
+            self._check()  # says it in a sentence, if a tier's worker is to blame
             raise
+        self._check()
+        return found
 
     def close(self) -> None:
         """Lets go of the native stores and the device's memory; close before the pack."""
@@ -471,18 +510,3 @@ class Runner:
 def _compiler_options(backend: Backend) -> dict[str, Any] | None:
     """Contract R: on a GPU nothing is chosen by timing it."""
     return {"xla_gpu_autotune_level": 0} if backend.name == "cuda" else None
-
-
-def _open_table(
-    pack: Pack, settings: TierSettings, backend: Backend, report: Callable[[str], None]
-) -> NgramTable | DeviceNgramTable | None:
-    if pack.config.ngram is None:
-        return None
-    if backend.is_device:
-        return DeviceNgramTable(pack, settings.ple_io, backend, report)
-    mode = settings.ple_io
-    if mode is None:
-        # A table that the page cache will hold anyway is not worth a disk read a row.
-        table_bytes = pack.tensor(TENSOR).nbytes
-        mode = "mmap" if 8 * table_bytes <= host_memory().available_bytes else "direct"
-    return NgramTable(pack, mode, report)

@@ -10,9 +10,8 @@ import jax
 
 from strata_jax import _native
 from strata_jax.config import KvType, TierSettings
-from strata_jax.errors import CapacityError
 from strata_jax.ops.native import CPU, Backend
-from strata_jax.weights.budget import CUDA_RUNTIME_BYTES, GIB, StepSizes, host_memory, shown
+from strata_jax.weights.budget import CUDA_RUNTIME_BYTES, StepSizes, host_memory, shown
 from strata_jax.weights.device_experts import DeviceExperts, device_memory
 from strata_jax.weights.device_host import HostSettings, host_threads
 from strata_jax.weights.device_peer import PeerDevice, find_peer
@@ -150,23 +149,20 @@ class EngineTiers:
         self.experts.close()
 
 
-_IDLE_ON_DEVICES = ("resident_budget_gib",)
-"""Settings that decide nothing on a GPU in this version."""
-
-
 def _host_settings(
     pack: Pack, settings: TierSettings, plan: TierPlan, steps: StepSizes, adapt: AdaptSettings
 ) -> HostSettings:
-    """How the host takes part in what the card does not hold: not at all where RAM is short."""
-    threads = host_threads(settings.pool_workers)
-    if settings.pcie_frac == 1.0 or not _fits_twice(plan):
-        threads = 0
+    """How the host takes part in what the card does not hold: where RAM is short, as little as can be."""
+    threads, share = host_threads(settings.pool_workers), settings.pcie_frac
+    if share == 1.0 or not _fits_twice(plan):
+        share = 1.0
+        threads = threads if plan.placement.count(Tier.FILE) else 0
     return HostSettings(
         window_rows=steps.window_rows,
         num_active=pack.config.num_experts_active,
         width=pack.config.hidden,
         threads=threads,
-        stream_share=settings.pcie_frac,
+        stream_share=share,
         timeout_ms=TIMEOUT_MS,
         adapt=adapt,
     )
@@ -180,21 +176,15 @@ def _fits_twice(plan: TierPlan) -> bool:
 
 
 def _on_device(settings: TierSettings, plan: TierPlan) -> TierPlan:
-    """The plan with what a user of a GPU should know; refuses what a GPU cannot do in this version.
-
-    Raises:
-        CapacityError: if experts off the card do not fit the RAM that may be page-locked: all of them are.
-    """
-    placed = plan.placement
-    away = placed.total_bytes(Tier.HOST) + placed.total_bytes(Tier.FILE)
-    limit = settings.host_ram_limit_gib
-    if placed.count(Tier.FILE) or (limit is not None and away > limit * GIB):
-        have = "the free RAM" if limit is None else f"--host_ram_limit_gib={limit:g}"
-        raise CapacityError(
-            f"experts: {shown(away)} stay off the card, and a GPU reads them from page-locked RAM; that "
-            f"is more than {have} has room for; more device memory or --platform=cpu"
-        )
+    """The plan with what a user of a GPU should know."""
+    away = plan.placement.total_bytes(Tier.HOST)
     notes = list(plan.notes)
+    if in_file := plan.placement.count(Tier.FILE):
+        notes.append(
+            f"experts: {in_file} ({shown(plan.placement.total_bytes(Tier.FILE))}) stay in the file: in "
+            "windows the host's threads compute them, and every tile of a prompt reads them all; more RAM "
+            "or more device memory makes that faster"
+        )
     if away and settings.pcie_frac != 1.0:
         notes.append(
             f"host: {shown(away)} of experts are off the card, in RAM twice: as panels that the GPU "
@@ -203,9 +193,6 @@ def _on_device(settings: TierSettings, plan: TierPlan) -> TierPlan:
             else f"host: RAM has no room for {shown(away)} of experts twice (panels, and the file's "
             "rows), so the GPU reads all misses over its link"
         )
-    idle = ", ".join(f"--{name}" for name in _IDLE_ON_DEVICES if name in settings.given)
-    if idle:
-        notes.append(f"{idle}: no effect on a GPU")
     return dataclasses.replace(plan, notes=tuple(notes))
 
 

@@ -28,6 +28,14 @@ def contexts(
     return jnp.stack(places, axis=1)
 
 
+def tokens_before(
+    ngram: NgramConfig, state: NgramState, drafts: Drafts | None
+) -> Int32[Array, " N-1"]:
+    """The tokens in front of a step's first row; drafts that were kept are among them."""
+    kept = jnp.int32(0) if drafts is None else drafts.kept
+    return jax.lax.dynamic_slice_in_dim(state.tokens, kept, ngram.ngram_size - 1)
+
+
 def ngram_block(
     ops: OpSet,
     config: ModelConfig,
@@ -35,20 +43,22 @@ def ngram_block(
     state: NgramState,
     streams: Float32[Array, "T J D"],
     ids: Int32[Array, " T"],
+    tokens: Int32[Array, "T N"],
     live: Int32[Array, ""],
     drafts: Drafts | None,
 ) -> tuple[Float32[Array, "T J D"], NgramState]:
     """The streams with the embedding added, and the state after the rows that are no drafts.
 
-    A tile has none (`drafts` is None). Source: model.md, section 7.
+    `tokens` are the contexts of the ids, with which the host was asked for rows at the step's beginning.
+    A tile has no drafts (`drafts` is None). Source: model.md, section 7.
     """
     ngram = config.ngram
     assert ngram is not None
     _, J, D = streams.shape
     kept, certain = (jnp.int32(0), live) if drafts is None else (drafts.kept, drafts.certain)
-    num_before, num_drafts = ngram.ngram_size - 1, state.pending.shape[0]
-    before = jax.lax.dynamic_slice_in_dim(state.tokens, kept, num_before)
-    e = ops.ngram_rows(contexts(ngram, before, ids), live, ngram=ngram)
+    num_drafts = state.pending.shape[0]
+    before = tokens_before(ngram, state, drafts)
+    e = ops.ngram_rows(tokens, streams, live, ngram=ngram)
     key_value = ops.quant_matmul(
         e,
         live,
@@ -72,6 +82,6 @@ def ngram_block(
         eps=config.eps,
     )
     # What stands behind the last draft is of no meaning.
-    places = jnp.minimum(certain, live) + jnp.arange(num_before + num_drafts)
-    tokens = jnp.concatenate([before, ids]).at[places].get(mode="clip")
-    return streams, NgramState(tokens=tokens, conv=conv, pending=pending)
+    places = jnp.minimum(certain, live) + jnp.arange(before.shape[0] + num_drafts)
+    last = jnp.concatenate([before, ids]).at[places].get(mode="clip")
+    return streams, NgramState(tokens=last, conv=conv, pending=pending)

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float32, Int32
 from strata_jax.config import ModelConfig
 from strata_jax.model.gdn import linear_block
 from strata_jax.model.moe import moe_block
-from strata_jax.model.ngram import ngram_block
+from strata_jax.model.ngram import contexts, ngram_block, tokens_before
 from strata_jax.model.params import LinearParams, Params
 from strata_jax.model.qsa import attention_block
 from strata_jax.model.state import DecodeState, Drafts, RecurrentState
@@ -61,20 +61,25 @@ def forward(
     Returns:
         the residual after the last layer (rows past `live` hold no meaning), and the new state.
     """
+    ngram, tokens = state.recurrent.ngram, None
+    if config.ngram is not None:
+        assert ngram is not None
+        tokens = contexts(config.ngram, tokens_before(config.ngram, ngram, drafts), ids)
+        ids = ops.ngram_ask(ids, tokens, live, ngram=config.ngram)
     x = ops.embed_rows(ids, live, width=config.hidden)
     streams = jnp.repeat(x[:, None, :], config.num_streams, axis=1)
     y, beta = jnp.zeros_like(x), jnp.zeros((ids.shape[0], config.num_streams), jnp.float32)
     cells, linear = list(state.cells), list(state.recurrent.linear)
-    ngram = state.recurrent.ngram
     num_attention = num_linear = 0
     for layer, layer_params in enumerate(params.layers):
         if config.ngram is not None and layer == config.ngram.layer:
             assert params.ngram is not None
             assert ngram is not None
+            assert tokens is not None
             streams = Residual(streams, y, beta).written()
             y, beta = jnp.zeros_like(y), jnp.zeros_like(beta)
             streams, ngram = ngram_block(
-                ops, config, params.ngram, ngram, streams, ids, live, drafts
+                ops, config, params.ngram, ngram, streams, ids, tokens, live, drafts
             )
         read = functools.partial(ops.hyper_read, layer=layer, eps=config.eps)
         norm = layer_params.attn_mixer.norm

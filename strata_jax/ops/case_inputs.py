@@ -103,6 +103,25 @@ def _embed_rows(case: Case, rng: np.random.Generator) -> Call:
     )
 
 
+def _streams(case: Case) -> np.ndarray:
+    """What the op's rows come after; its values do not matter."""
+    return np.zeros((case.rows, case.config.num_streams, case.config.hidden), np.float32)
+
+
+def _ngram_ask(case: Case, rng: np.random.Generator) -> Call:
+    ngram = case.config.ngram
+    assert ngram is not None
+    tokens = rng.integers(0, case.config.vocab_size, (case.rows, ngram.ngram_size), np.int32)
+    return Call(
+        op="ngram_ask",
+        operands=(tokens[:, 0].copy(), tokens, np.int32(case.rows)),
+        attributes={"ngram": ngram},
+        matrices={},
+        macs=0,
+        num_bytes=8 * case.rows * ngram.num_heads,
+    )
+
+
 def _ngram_rows(case: Case, rng: np.random.Generator) -> Call:
     ngram = case.config.ngram
     assert ngram is not None
@@ -111,7 +130,7 @@ def _ngram_rows(case: Case, rng: np.random.Generator) -> Call:
     tokens = rng.integers(0, case.config.vocab_size, (case.rows, ngram.ngram_size), np.int32)
     return Call(
         op="ngram_rows",
-        operands=(tokens, np.int32(case.rows)),
+        operands=(tokens, _streams(case), np.int32(case.rows)),
         attributes={"ngram": ngram},
         matrices={Role.NGRAM_TABLE: table},
         macs=0,
@@ -291,6 +310,7 @@ _MAKERS: dict[str, Callable[[Case, np.random.Generator], Call]] = {
     "quant_matmul": _quant_matmul,
     "expert_ffn": _expert_ffn,
     "embed_rows": _embed_rows,
+    "ngram_ask": _ngram_ask,
     "ngram_rows": _ngram_rows,
     "hyper_read": _hyper_read,
     "router_topk": _router_topk,

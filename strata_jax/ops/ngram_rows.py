@@ -11,6 +11,7 @@ from strata_jax.ops.native import CPU, Backend, int64s
 
 def ngram_rows(
     tokens: Int32[Array, "T N"],
+    streams: Float32[Array, "T J D"],
     live: Int32[Array, ""],
     *,
     table: int,
@@ -21,6 +22,8 @@ def ngram_rows(
 
     Args:
         tokens: each row's token and the N-1 before it, newest first, padded with EOS by the caller.
+        streams: what the rows will be added to. Nothing of it is read: where the host reads the table, the
+            device waits for the rows, and it is to do the layers before them first.
         live: rows that count; the others are zero in the result.
         table: slot of the open table (`weights/ngram_table.py`).
         ngram: multipliers, offsets and sizes of the hash heads.
@@ -32,6 +35,7 @@ def ngram_rows(
     out = jax.ShapeDtypeStruct((tokens.shape[0], width), jnp.float32)
     (rows,) = backend.call("ngram_rows", [out])(
         tokens,
+        streams,
         live,
         table=np.int64(table),
         multipliers=int64s(ngram.multipliers),
@@ -56,8 +60,9 @@ def ngram_row_ids_ref(tokens: np.ndarray, ngram: NgramConfig) -> np.ndarray:
 
 
 def ngram_rows_ref(
-    tokens: np.ndarray, live: int, *, table: np.ndarray, ngram: NgramConfig
+    tokens: np.ndarray, streams: np.ndarray, live: int, *, table: np.ndarray, ngram: NgramConfig
 ) -> np.ndarray:
     """What `ngram_rows` must equal, in numpy: 64-bit integers are not jnp's by default."""
+    del streams
     rows = table[ngram_row_ids_ref(tokens, ngram)].reshape(len(tokens), -1)
     return np.where(np.arange(len(tokens))[:, None] < live, rows, np.float32(0))

@@ -21,6 +21,7 @@ from strata_jax.ops import (
     gdn_chunk,
     gdn_window,
     hyper_read,
+    ngram_ask,
     ngram_gate,
     ngram_rows,
     qsa_append,
@@ -45,8 +46,10 @@ class OpSet:
     """(x, ids, weights, shared_weights, live, *, layer) -> [T, D]"""
     embed_rows: Op
     """(ids, live, *, width) -> [T, D]"""
+    ngram_ask: Op
+    """(ids, tokens, live, *, ngram) -> [T], the ids"""
     ngram_rows: Op
-    """(tokens, live, *, ngram) -> [T, W*C]"""
+    """(tokens, streams, live, *, ngram) -> [T, W*C]"""
     hyper_read: Op
     """(streams, y, beta, norm, live, *, layer, roles, eps) -> streams, [T, D], [T, J]"""
     router_topk: Op
@@ -60,10 +63,18 @@ class OpSet:
     qsa_attend: Op
 
 
-def native_ops(store: int, *, tiers: int = -1, table: int = -1, backend: Backend = CPU) -> OpSet:
+def native_ops(
+    store: int,
+    *,
+    tiers: int = -1,
+    table: int = -1,
+    is_asked: bool = False,
+    backend: Backend = CPU,
+) -> OpSet:
     """The native ops over the weight store, the expert tiers and the n-gram table of those slots.
 
-    On a device the store is a `DeviceStore`, which holds the experts too: `tiers` stays -1.
+    On a device the store is a `DeviceStore`, which holds the experts too: `tiers` stays -1. `is_asked`: the
+    host reads the table for the device, and is told in good time.
     """
 
     def bound(op: Op, **slots: int) -> Op:
@@ -73,6 +84,7 @@ def native_ops(store: int, *, tiers: int = -1, table: int = -1, backend: Backend
         quant_matmul=bound(quant_matmul.quant_matmul, store=store),
         expert_ffn=bound(expert_ffn.expert_ffn, store=store, tiers=tiers),
         embed_rows=bound(embed_rows.embed_rows, store=store),
+        ngram_ask=bound(ngram_ask.ngram_ask, table=table) if is_asked else ngram_ask.ngram_ask_ref,
         ngram_rows=bound(ngram_rows.ngram_rows, table=table),
         hyper_read=bound(hyper_read.hyper_read, store=store),
         router_topk=bound(router_topk.router_topk),
@@ -110,18 +122,23 @@ def plain_ops(matrices: Mapping[tuple[Role, int], np.ndarray]) -> OpSet:
         assert table.shape[1] == width
         return embed_rows.embed_rows_ref(ids, live, table=table)
 
-    def ngrams(tokens, live, *, ngram: NgramConfig):
+    def ngrams(tokens, streams, live, *, ngram: NgramConfig):
         table = matrices[Role.NGRAM_TABLE, 0]
         out = jax.ShapeDtypeStruct((tokens.shape[0], ngram.num_heads * ngram.row_width), np.float32)
         run = functools.partial(ngram_rows.ngram_rows_ref, table=table, ngram=ngram)
         return jax.pure_callback(
-            lambda tokens, live: run(np.asarray(tokens), int(live)), out, tokens, live
+            lambda tokens, streams, live: run(np.asarray(tokens), streams, int(live)),
+            out,
+            tokens,
+            streams,
+            live,
         )
 
     return OpSet(
         quant_matmul=matmul,
         expert_ffn=experts,
         embed_rows=embed,
+        ngram_ask=ngram_ask.ngram_ask_ref,
         ngram_rows=ngrams,
         hyper_read=read,
         router_topk=router_topk.router_topk_ref,

@@ -46,8 +46,8 @@ class DeviceExperts:
     """Everything the device's kernels read. Open it after planning; close it after the last step.
 
     An expert lies in a slot of the device's memory, or of the peer's, or in the host's, where the
-    device reads it over the link or the host computes it (`device_host.py`): that shows in counters
-    and speed, never in a result.
+    device reads it over the link or the host computes it (`device_host.py`), or stays in the file
+    (`ffi/cuda/file_stage.h`): that shows in counters and speed, never in a result.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DeviceExperts:
         self._native = native
         self._host = host
         self._peer = peer
-        self._homes = np.zeros(4, np.int64)
+        self._homes = np.zeros(5, np.int64)
         self._placement = placement
         self._experts = experts
         self._usage = np.zeros(placement.tiers.shape, np.int64)
@@ -83,7 +83,7 @@ class DeviceExperts:
 
         Args:
             pack: the model.
-            placement: tier of every expert; those without a slot go to the host's page-locked memory.
+            placement: tier of every expert; the host's go to page-locked memory.
             host: how the host takes part, if there are such experts.
             backend: whose device.
             report: takes lines on progress.
@@ -97,7 +97,8 @@ class DeviceExperts:
         layers, experts = placement.tiers.shape
         parts = [_experts_of(matrices, layer) for layer in range(layers)]
         slots = [expert_slot_bytes(matrices, layer) for layer in range(layers)]
-        away = _without_slot(placement)
+        away = placement.tiers == Tier.HOST
+        in_file = placement.tiers == Tier.FILE
         host_bytes = int((away * np.asarray(slots)[:, None]).sum())
         fixed = [m for m in matrices if m.role not in _NOT_MATRICES]
         sides = sides_that_move(host.adapt, placement.tiers)
@@ -115,7 +116,7 @@ class DeviceExperts:
         except RuntimeError as error:
             raise CapacityError(str(error)) from None
         try:
-            if peer is not None or away.any():
+            if peer is not None or away.any() or in_file.any():
                 native.open_doors(host.window_rows, host.num_active, host.width)
             if peer is not None:
                 expert_bytes = placement.peer_bytes + spare[Tier.PEER]
@@ -123,12 +124,14 @@ class DeviceExperts:
             _put_matrices(native, fixed, total, report)
             _put_experts(native, parts, placement, slots, report)
             native.publish_experts()  # all is in place: what follows is measured
-            doors = DeviceHost.open(native, host, slots, away) if away.any() else None
+            doors = None
+            if away.any() or in_file.any():
+                doors = DeviceHost.open(native, host, slots, away, in_file)
             if sides:
                 ends = {Tier.PRIMARY: placement.primary_bytes, Tier.PEER: placement.peer_bytes}
                 begins = {tier: ends[tier] for tier in sides}
                 start_swaps(native, host.adapt, slots, begins, host_bytes)
-            native.publish_experts()
+            native.publish_experts()  # with tags, and addresses of what stays in the file
             for layer in range(layers if peer is not None else 0):
                 native.warm_peer(layer, _SHARED_ROLES)
         except RuntimeError as error:
@@ -164,12 +167,17 @@ class DeviceExperts:
         if self._host is not None:
             self._host.check()
 
-    def before_window(self) -> None:
-        """Wakes the host's threads.
+    def recover(self) -> None:
+        """Makes the host's threads fit for the next request, if a step gave up waiting for them.
 
         Raises:
             StrataError: if one was lost and still is.
         """
+        if self._host is not None:
+            self._host.recover()
+
+    def before_window(self) -> None:
+        """Wakes the host's threads."""
         if self._host is not None:
             self._host.before_window()
 
@@ -188,16 +196,16 @@ class DeviceExperts:
             return self._last
         self._usage += np.asarray(self._native.take_usage(), np.int64).reshape(self._usage.shape)
         self._homes += np.asarray(self._native.take_homes(), np.int64)
-        _, peer, streamed, host = self._homes.tolist()
+        _, peer, streamed, host, in_file = self._homes.tolist()
         swaps, peer_swaps, swapped = self._native.swapped()
-        # Tiles do not tell where experts lay: the primary computes all their entries.
-        primary = int(self._usage.sum()) - peer - streamed - host
+        # Kernels without doors count no homes: all is the primary's.
+        primary = int(self._usage.sum()) - peer - streamed - host - in_file
         return {
             "entries_primary": primary,
             "entries_peer": peer,
             "entries_stream": streamed,
             "entries_host": host,
-            "entries_file": 0,
+            "entries_file": in_file,
             "bytes_swapped": swapped,
             "bytes_streamed": int(streamed * self._placement.expert_bytes.mean()),
             "bytes_read": 0,
@@ -304,6 +312,9 @@ def _put_experts(
         native.put_expert_shape(layer, (gate.type, up.type, down.type), gate.rows, gate.cols)
         for expert in range(experts):
             tier = Tier(placement.tiers[layer, expert])
+            if tier == Tier.FILE:
+                native.put_file_expert(layer, expert, _addresses(parts[layer], expert))
+                continue
             at, arena = int(placement.slots[layer, expert]), tier
             if tier not in (Tier.PRIMARY, Tier.PEER):
                 at, arena = host_at, Tier.HOST

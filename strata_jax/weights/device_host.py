@@ -93,7 +93,7 @@ def sides_that_move(adapt: AdaptSettings, tiers: np.ndarray) -> list[Tier]:
         adapt: how many may in a round.
         tiers: of every expert, [L, E].
     """
-    away = (tiers != Tier.PRIMARY) & (tiers != Tier.PEER)
+    away = tiers == Tier.HOST
     most = {Tier.PRIMARY: adapt.swaps, Tier.PEER: adapt.peer_swaps}
     if len(tiers) < 2 or not away.any():
         return []
@@ -134,38 +134,50 @@ class DeviceHost:
 
     @classmethod
     def open(
-        cls, native: Any, settings: HostSettings, slots: list[int], away: np.ndarray
+        cls,
+        native: Any,
+        settings: HostSettings,
+        slots: list[int],
+        away: np.ndarray,
+        in_file: np.ndarray,
     ) -> "DeviceHost":
         """Measures, and hands the host its experts; publish them afterwards.
 
         Args:
             native: the store, its doors open, all experts put.
-            settings: see there.
+            settings: see there; with threads if experts stay in the file.
             slots: bytes of an expert of each layer.
-            away: bool [L, E], experts that the device does not hold.
+            away: bool [L, E], experts in the host's memory.
+            in_file: bool [L, E], experts that stay in the file.
         """
         if settings.threads == 0:
             return cls(native, settings, "all misses are read over the link")
         native.start_host(settings.threads, settings.timeout_ms)
-        if settings.stream_share is None:
+        if in_file.any():
+            native.start_files(settings.threads, settings.timeout_ms)
+        if settings.stream_share is None and away.any():
             counts, note = _measured(native, settings, slots, away)
         else:
-            counts = streamed_share(settings.num_active, settings.stream_share)
-            note = f"{100 * settings.stream_share:.0f} % of a row's misses are read over the link"
+            share = 0.0 if settings.stream_share is None else settings.stream_share
+            counts = streamed_share(settings.num_active, share)
+            note = f"{100 * share:.0f} % of a row's misses are read over the link"
         native.set_streamed(counts)
         for layer, expert in np.argwhere(away).tolist():
             native.set_tag(layer, expert, _HOST_TAG)
         note += f", the others computed by {settings.threads} threads of the host"
         return cls(native, settings, note)
 
-    def before_window(self) -> None:
-        """Wakes the threads; after an abort it makes them fit for use again.
+    def recover(self) -> None:
+        """After an abort: makes the threads fit for the next request, with no step under way.
 
         Raises:
             StrataError: if a thread is still lost.
         """
         if self._native.aborted() and not self._native.recover():
             raise StrataError(f"{self._silence()}, and one is still lost; open the model again")
+
+    def before_window(self) -> None:
+        """Wakes the threads."""
         self._native.wake()
 
     def check(self) -> None:

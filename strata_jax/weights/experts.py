@@ -118,6 +118,9 @@ class ExpertTiers:
         if failure:
             raise StrataError(f"expert tiers: {failure}")
 
+    def recover(self) -> None:
+        """Nothing: a worker that was given up stays so, and `check` says it."""
+
     def before_window(self) -> None:
         """Waits for an adaptive round under way, so that its swaps never depend on timing.
 

@@ -10,7 +10,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,6 +29,26 @@ _SLICE_S = 0.25
 
 Report = Callable[[str], None]
 Clock = Callable[[], float]
+
+
+def choose_io(
+    asked: NgramIo | None, table_bytes: int, memory_bytes: int, *, is_device: bool
+) -> NgramIo:
+    """How a table is read where nobody says: by the RAM that it would take.
+
+    Args:
+        asked: --ple_io.
+        table_bytes: of the table.
+        memory_bytes: RAM that may be used.
+        is_device: whether a GPU wants the rows.
+    """
+    if asked is not None:
+        return asked
+    if is_device:
+        # Its kernels read memory faster than a disk answers, but experts need the RAM more.
+        return "ram" if 3 * table_bytes <= memory_bytes else "direct"
+    # A table that the page cache will hold anyway is not worth a disk read a row.
+    return "mmap" if 8 * table_bytes <= memory_bytes else "direct"
 
 
 class Loading(Protocol):
@@ -51,6 +71,7 @@ class NgramTable:
         available_bytes: int | None = None,
         cache_bytes: int = ROW_CACHE_BYTES,
         clock: Clock = time.monotonic,
+        library: Any = _native,
     ):
         """Opens the table; "ram" also brings it into memory and locks it there where it may.
 
@@ -63,6 +84,7 @@ class NgramTable:
             available_bytes: memory that "ram" may take; None = what is free.
             cache_bytes: of the row cache of "direct".
             clock: seconds, for tests.
+            library: whose ops read the table.
 
         Raises:
             CapacityError: if "ram" is asked for and memory is too short.
@@ -75,7 +97,7 @@ class NgramTable:
         if mode == "ram":
             _check_fits(info.nbytes, available_bytes)
         try:
-            self._native = _native.NgramTable(
+            self._native = library.NgramTable(
                 mode=mode,
                 type=info.type,
                 num_rows=info.shape[1],

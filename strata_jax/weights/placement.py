@@ -112,6 +112,17 @@ class Placement:
         return dict(zip(values.tolist(), counts.tolist()))
 
 
+def file_stage_bytes(tiers: np.ndarray, expert_bytes: np.ndarray) -> int:
+    """Page-locked bytes in which a GPU's tiles find experts of the file tier: two layers' at a time.
+
+    Args:
+        tiers: of every expert, [L, E].
+        expert_bytes: of every expert as panels, [L, E].
+    """
+    by_layer = np.where(tiers == Tier.FILE, expert_bytes, 0).sum(axis=1)
+    return 2 * int(by_layer.max())
+
+
 def slot_bytes(expert_bytes: np.ndarray) -> np.ndarray:
     """Bytes of the slots for experts of given bytes."""
     return -(-expert_bytes // ALIGNMENT) * ALIGNMENT

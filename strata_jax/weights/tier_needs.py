@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from strata_jax.config import NgramIo
 from strata_jax.errors import CapacityError
 from strata_jax.weights.budget import MIB, XLA_BYTES, shown
 from strata_jax.weights.placement import Placement, Tier
@@ -68,6 +69,8 @@ class TierPlan:
 
     needs: tuple[Need, ...]
     placement: Placement
+    ngram_io: NgramIo | None
+    """How the n-gram table is read; None without one."""
     cache_is_on: bool
     """Whether the primary has slots for experts."""
     peer_is_on: bool

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from strata_jax.config import LOOPBACK, TierSettings
+from strata_jax.config import LOOPBACK, NgramIo, TierSettings
 from strata_jax.weights.budget import (
     GIB,
     MIB,
@@ -22,6 +22,7 @@ from strata_jax.weights.budget import (
 )
 from strata_jax.weights.draft_needs import DraftNeeds
 from strata_jax.weights.matrices import matrices_of
+from strata_jax.weights.ngram_table import choose_io
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.panels import expert_slot_bytes
 from strata_jax.weights.placement import (
@@ -29,6 +30,7 @@ from strata_jax.weights.placement import (
     Placement,
     PlacementRequest,
     Tier,
+    file_stage_bytes,
     place,
     slot_bytes,
 )
@@ -122,6 +124,7 @@ class _Planner:
         self.kv_per_token = plan.kv_bytes // plan.max_context
         sizes = {tier.name: tier.bytes for tier in plan.tiers}
         self.ngram_bytes = sizes["ngram"]
+        self.ngram_io = self._choose_io()
         self.fixed = {
             "dense": sizes["dense"] + sizes["embedding"],
             "kv": plan.kv_bytes,
@@ -143,6 +146,12 @@ class _Planner:
         )
         self.notes = list(settings.notes(machine.platform))
         self.staging, self.peer_staging = self._staging_bytes()
+
+    def _choose_io(self) -> NgramIo:
+        settings, memory = self.settings, self.machine.host.available_bytes
+        if settings.host_ram_limit_gib is not None:
+            memory = min(memory, int(settings.host_ram_limit_gib * GIB))
+        return choose_io(settings.ple_io, self.ngram_bytes, memory, is_device=not self.emulated)
 
     def _staging_bytes(self) -> tuple[int, int]:
         """Room beside the slots of primary and peer: for streamed copies, or for swaps on a GPU."""
@@ -191,12 +200,7 @@ class _Planner:
             request = self._bound_peer(request, self._peer_memory(request, placement.primary_bytes))
             placement = place(request)
         host = self._host_parts(placement)
-        request = dataclasses.replace(
-            request,
-            resident_bytes=self._resident_bytes(placement, sum(host.values())),
-            lock_bytes=self._lock_bytes(placement, sum(host.values())),
-        )
-        placement = place(request)
+        request, placement = self._split_ram(request, placement, host)
         needs = [
             *self._device_needs(request, placement),
             *self._host_needs(request, host, placement),
@@ -208,12 +212,32 @@ class _Planner:
         return TierPlan(
             needs=tuple(needs),
             placement=placement,
+            ngram_io=self.ngram_io if self.ngram_bytes else None,
             cache_is_on=self.cache_is_on,
             peer_is_on=request.peer is not None,
             primary_moves=self.emulated or self.staging > 0,
             peer_moves=self.emulated or self.peer_staging > 0,
             notes=tuple(dict.fromkeys([*self.notes, *placement.notes])),
         )
+
+    def _split_ram(
+        self, request: PlacementRequest, placement: Placement, host: dict[str, int]
+    ) -> tuple[PlacementRequest, Placement]:
+        """Which experts stay in RAM; a GPU's tiles want room there for a part of the others, too."""
+        told, staging = len(self.notes), host.get("staging", 0)
+        while True:
+            del self.notes[told:]
+            others = sum(host.values())
+            request = dataclasses.replace(
+                request,
+                resident_bytes=self._resident_bytes(placement, others),
+                lock_bytes=self._lock_bytes(placement, others),
+            )
+            placed = place(request)
+            stage = 0 if self.emulated else file_stage_bytes(placed.tiers, self.expert_bytes)
+            if staging + stage <= host.get("staging", 0):
+                return request, placed
+            host["staging"] = staging + stage  # which leaves less for experts: once more
 
     def _request(self) -> PlacementRequest:
         settings, primary, peer = self.settings, None, None
@@ -302,9 +326,7 @@ class _Planner:
         return {**self.fixed, **arenas, "staging": self.staging, **table}
 
     def _locked_table_bytes(self) -> int:
-        # A GPU reads the table from page-locked memory whatever the setting.
-        locked = self.settings.ple_io == "ram" or not self.emulated
-        return self.ngram_bytes if locked else 0
+        return self.ngram_bytes if self.ngram_io == "ram" else 0
 
     def _headroom_bytes(self) -> int:
         return min(self.machine.host.total_bytes // _HEADROOM_SHARE, _HEADROOM_BYTES)
@@ -320,12 +342,16 @@ class _Planner:
                     f"host tier: {shown(room)} of RAM are free for {shown(wanted)} of experts, the "
                     "lowest ranked are read from the file; --resident_budget_gib=N decides how many"
                 )
-            return room
+            return self._lockable_on_gpu(room, placement, others)
         if asked * GIB > free:
             self.notes.append(
                 f"--resident_budget_gib={asked:g}: {shown(free)} of RAM are free, that much is used"
             )
-        return int(min(asked * GIB, free))
+        return self._lockable_on_gpu(int(min(asked * GIB, free)), placement, others)
+
+    def _lockable_on_gpu(self, room: int, placement: Placement, others: int) -> int:
+        """Of so many bytes those that may be page-locked, as all are that a GPU reads."""
+        return room if self.emulated else min(room, self._lock_bytes(placement, others))
 
     def _lock_bytes(self, placement: Placement, others: int) -> int:
         """Bytes of host experts to page-lock: within the limits, as many as there are."""
@@ -340,7 +366,7 @@ class _Planner:
                     f"--host_ram_limit_gib={limit:g}: this machine has {shown(host.total_bytes)}"
                 )
             copied = placement.primary_bytes + placement.peer_bytes + self.staging
-            bounds.append(int(limit * GIB) - (copied if self.emulated else 0) - table)
+            bounds.append(int(limit * GIB) - (copied + table if self.emulated else others))
         if self.emulated and host.lockable_bytes is not None:
             bounds.append(self._lockable(host.lockable_bytes - table))
         return max(0, min(bounds))

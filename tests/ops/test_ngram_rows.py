@@ -89,7 +89,11 @@ def small_config(row_width, sizes=(5, 7, 11, 13)):
 def call_of(table, tokens, ngram):
     return Call(
         op="ngram_rows",
-        operands=(np.asarray(tokens, np.int32), np.int32(len(tokens))),
+        operands=(
+            np.asarray(tokens, np.int32),
+            np.zeros((len(tokens), 1, 1), np.float32),
+            np.int32(len(tokens)),
+        ),
         attributes={"ngram": ngram},
         matrices={Role.NGRAM_TABLE: table},
         macs=0,
@@ -141,7 +145,9 @@ class TestHash:
             ngram = released_config(1)
 
             got = jax.jit(
-                lambda t: ngram_rows(t, jnp.int32(3), table=table_of_one.slot, ngram=ngram)
+                lambda t: ngram_rows(
+                    t, jnp.zeros((3, 1, 1)), jnp.int32(3), table=table_of_one.slot, ngram=ngram
+                )
             )(np.array(TRIPLES, np.int32))
 
             np.testing.assert_array_equal(got, np.arange(1, 49, dtype=np.float32).reshape(3, 16))

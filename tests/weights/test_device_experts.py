@@ -176,8 +176,10 @@ def test_ends_a_step_that_the_host_leaves_alone_and_serves_the_next(pack, backen
     read(runner, 0)  # compiled and warm
     assert isinstance(runner.tiers.experts, DeviceExperts)
     runner.tiers.experts.stall(milliseconds=1500, timeout_ms=200)
+    begin = time.monotonic()
     with pytest.raises(StrataError, match="no sign of life for 200 ms; ask again"):
         read(runner, 4)
+    assert time.monotonic() - begin < 1.4
     with pytest.raises(AssertionError, match="reset"):
         runner.read_window(IDS[:1])
     time.sleep(1.5)
@@ -273,20 +275,6 @@ def test_refuses_to_record_routing(resident: Runner):
 def test_says_how_much_memory_is_missing_before_it_takes_any(pack, backend: Backend):
     with pytest.raises(CapacityError, match="MiB"):
         make_runner(pack, backend, device_memory_mib=1)
-
-
-@pytest.mark.parametrize("flags", [{"resident_budget_gib": 0.0}, {"host_ram_limit_gib": 0.005}])
-def test_refuses_experts_that_page_locked_memory_may_not_hold(pack, backend: Backend, flags):
-    with pytest.raises(CapacityError, match=r"page-locked RAM|locked needs"):
-        make_runner(pack, backend, expert_cache=0, **flags)
-
-
-def test_names_what_decides_nothing_on_a_gpu(pack, backend: Backend):
-    runner = make_runner(pack, backend, resident_budget_gib=1.0)
-    notes = runner.tiers.plan.notes
-    runner.close()
-
-    assert "--resident_budget_gib: no effect on a GPU" in notes
 
 
 def test_finds_every_expert_as_the_file_has_it(resident: Runner, logits):

@@ -40,9 +40,16 @@ __device__ __forceinline__ RowHomes HomesOf(const FfnParams& p, int id, int lane
     return homes;
   }
   homes.host = __ballot_sync(kAllLanes, mine && tag == ExpertTag::kHost);
-  // The last misses in the router's order are read over the link.
-  for (int left = p.streamed[__popc(homes.host)]; left > 0; --left) {
-    homes.host &= ~(0x80000000u >> __clz(static_cast<int>(homes.host)));
+  // The last misses in the router's order are read over the link, in windows without those whose
+  // panels are nowhere.
+  unsigned linked = homes.host;
+  if (p.mailbox.box != nullptr) {
+    linked &= ~__ballot_sync(kAllLanes, mine && (homes.word & kFromFile) != 0);
+  }
+  for (int left = p.streamed[__popc(homes.host)]; left > 0 && linked != 0; --left) {
+    const unsigned last = 0x80000000u >> __clz(static_cast<int>(linked));
+    homes.host &= ~last;
+    linked &= ~last;
   }
   homes.away = homes.host | __ballot_sync(kAllLanes, mine && tag == ExpertTag::kPeer);
   return homes;
@@ -55,6 +62,7 @@ __device__ __forceinline__ void CountEntry(const FfnParams& p, const RowHomes& h
   atomicAdd(p.usage + expert, 1u);
   int home = (word & kLinked) != 0 ? kOverLink : kOnPrimary;
   if (homes.Away(e)) home = homes.host >> e & 1u ? kOnHost : kOnPeer;
+  if ((word & kFromFile) != 0) home = kOfFile;
   atomicAdd(p.homes + home, 1u);
 }
 

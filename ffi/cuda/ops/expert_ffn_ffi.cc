@@ -1,6 +1,7 @@
 // Graph-safe. XLA's side of expert_ffn.
 
 #include "common/check.h"
+#include "cuda/file_stage.h"
 #include "cuda/handlers.h"
 #include "cuda/ops/expert_ffn.h"
 #include "cuda/ops/expert_ffn_tiles.h"
@@ -38,7 +39,7 @@ void PassDoors(const DeviceStore& store, int64_t layer, ExpertFfnArgs* args) {
   args->streamed = window ? doors.streamed.data() : doors.streamed_always.data();
 }
 
-std::string Run(ExpertFfnArgs args, PeerStore* peer, cudaStream_t on) {
+std::string RunOn(ExpertFfnArgs args, PeerStore* peer, cudaStream_t on) {
   const bool tile = args.num_rows > kMostWindowRows;
   if (tile && peer != nullptr && peer->is_reached()) {
     // The primary reads the peer's experts where they lie: a tile uses each of them for many rows.
@@ -51,6 +52,16 @@ std::string Run(ExpertFfnArgs args, PeerStore* peer, cudaStream_t on) {
   if (error.empty()) error = ExpertGateUp(args, on);
   if (error.empty() && peer != nullptr) error = peer->Join(on);
   return error.empty() ? ExpertDown(args, on) : error;
+}
+
+// Around a layer of a tile: experts that stay in the file are read first.
+std::string Run(const DeviceStore& store, int64_t layer, const ExpertFfnArgs& args,
+                cudaStream_t on) {
+  const bool staged = store.HasFiles(layer) && args.num_rows > store.doors()->window_rows;
+  std::string error = staged ? BeginTurn(store.files()->at(), on) : "";
+  if (error.empty()) error = RunOn(args, store.peer(), on);
+  if (error.empty() && staged) error = EndTurn(store.files()->at(), on);
+  return error;
 }
 
 ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> x, ffi::BufferR2<ffi::S32> ids,
@@ -103,7 +114,7 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> x, ffi::BufferR
             std::to_string(doors->num_active));
     PassDoors(*held, layer, &args);
   }
-  const std::string error = Run(args, held->peer(), StreamOf(stream));
+  const std::string error = Run(*held, layer, args, StreamOf(stream));
   return error.empty() ? ffi::Error::Success() : ffi::Error::Internal("expert_ffn: " + error);
 }
 

@@ -1,48 +1,10 @@
 // The device's side of the mailbox (mailbox.h).
 #pragma once
 
+#include "cuda/bell.cuh"
 #include "cuda/ops/expert_ffn_doors.cuh"
-#if defined(STRATA_EMULATE)
-#include <chrono>
-#endif
 
 namespace strata {
-
-__device__ __forceinline__ uint64_t LoadAcquireSystem(const uint64_t* address) {
-#if defined(STRATA_EMULATE)
-  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
-#else
-  uint64_t value;
-  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
-  return value;
-#endif
-}
-
-__device__ __forceinline__ void StoreReleaseSystem(uint64_t* address, uint64_t value) {
-#if defined(STRATA_EMULATE)
-  __atomic_store_n(address, value, __ATOMIC_RELEASE);
-#else
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
-#endif
-}
-
-__device__ __forceinline__ void StoreReleaseSystem(uint32_t* address, uint32_t value) {
-#if defined(STRATA_EMULATE)
-  __atomic_store_n(address, value, __ATOMIC_RELEASE);
-#else
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
-#endif
-}
-
-__device__ __forceinline__ uint64_t NowNs() {
-#if defined(STRATA_EMULATE)
-  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-#else
-  uint64_t now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  return now;
-#endif
-}
 
 // Asks the host for its entries of all rows, if there are any. By a whole block, before any other
 // work: the host's answer takes longest.
@@ -113,39 +75,15 @@ __device__ __forceinline__ void ForgetLetter(const FfnParams& p) {
 // Waits, one thread of the kernel, for the answer that this layer asked for, and tells the others;
 // gives up where the host shows no sign of life for too long.
 __device__ inline void AwaitHost(const FfnParams& p) {
-  constexpr int kLooks = 64;  // between two at the beat: each is a way over the link
   const MailboxAt& m = p.mailbox;
-  const auto* failed = static_cast<const volatile uint32_t*>(&m.state->failed);
-  const uint64_t epoch = *static_cast<const volatile uint64_t*>(&m.state->awaited);
-  if (epoch == 0) return;
-  const uint32_t limit_ms = *static_cast<const volatile uint32_t*>(&m.box->timeout_ms);
-  uint64_t beat = 0, since = NowNs();
-  for (int look = 1; LoadAcquireSystem(&m.box->done) != epoch; ++look) {
-    __nanosleep(100);
-    if (look % kLooks != 0) continue;
-    if (*failed != 0) return;
-    const uint64_t now_beat = LoadAcquireSystem(&m.box->beat);
-    const uint64_t now = NowNs();
-    if (now_beat != beat) {
-      beat = now_beat;
-      since = now;
-    } else if (now - since > uint64_t{limit_ms} * 1000000u) {
-      atomicExch(&m.state->failed, 1u);
-      StoreReleaseSystem(&m.box->aborted, uint32_t{1});
-      return;
-    }
+  if (AwaitAnswer(m.box, m.state)) {
+    StoreReleaseSystem(&m.state->answered,
+                       *static_cast<const volatile uint64_t*>(&m.state->awaited));
   }
-  StoreReleaseSystem(&m.state->answered, epoch);
 }
 
 // The same for the other blocks, one thread of each, from the first.
-__device__ inline void AwaitNews(const FfnParams& p) {
-  const MailboxAt& m = p.mailbox;
-  const auto* failed = static_cast<const volatile uint32_t*>(&m.state->failed);
-  const uint64_t epoch = *static_cast<const volatile uint64_t*>(&m.state->awaited);
-  if (epoch == 0) return;
-  while (LoadAcquireSystem(&m.state->answered) != epoch && *failed == 0) __nanosleep(300);
-}
+__device__ inline void AwaitNews(const FfnParams& p) { AwaitNews(p.mailbox.state); }
 
 // Every thread of a block that needs the host's rows. `first`: the kernel's first block, which
 // looks for all; it calls this before it ends, too, for it may need no such row itself. `looked`:

@@ -165,7 +165,7 @@ std::string ExpertFfnTiles(const ExpertFfnArgs& a, cudaStream_t stream) {
   std::string error = tiles::QuantizeTileRows(a.x, a.live, a.num_rows, a.width, p.in, stream);
   if (error.empty()) {
     error = expert_tiles::GroupEntries(a.ids, a.live, a.num_rows, a.num_active, a.num_experts,
-                                       p.groups, a.usage, stream);
+                                       p.groups, {a.usage, a.homes, a.experts}, stream);
   }
   if (error.empty()) error = expert_tiles::LaunchGateUp(Routed(p, a, false), tiles, stream);
   if (error.empty()) error = expert_tiles::LaunchGateUp(Shared(p, a, false), shared_tiles, stream);

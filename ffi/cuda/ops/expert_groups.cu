@@ -1,3 +1,4 @@
+#include "cuda/expert_word.h"
 #include "cuda/numerics.cuh"
 #include "cuda/ops/expert_groups.h"
 #include "cuda/reduce.cuh"
@@ -7,11 +8,21 @@ namespace {
 
 constexpr int kGroupThreads = 256;
 
+// The primary's kernels compute all of them; what lies on a peer they read like their own.
+__device__ __forceinline__ void CountEntries(const TileCounts& to, int expert, uint32_t count) {
+  atomicAdd(to.usage + expert, count);
+  if (to.homes == nullptr) return;
+  const uint64_t word = to.experts[expert];
+  int home = (word & kLinked) != 0 ? kOverLink : kOnPrimary;
+  if ((word & kFromFile) != 0) home = kOfFile;
+  atomicAdd(to.homes + home, count);
+}
+
 // A block lists the entries of one expert. Its warps take runs of entries one after the other, and
 // count first, so each knows where its own begin.
 __global__ void __launch_bounds__(kGroupThreads)
     ListKernel(const int32_t* ids, const int32_t* live, int num_rows, int num_active, Groups to,
-               uint32_t* usage) {
+               TileCounts counts) {
   constexpr int kWarps = kGroupThreads / 32;
   __shared__ int less[kWarps], equal[kWarps];
   const int expert = blockIdx.x;
@@ -47,7 +58,7 @@ __global__ void __launch_bounds__(kGroupThreads)
   if (threadIdx.x == 0) {
     to.starts[expert] = start;
     to.counts[expert] = count;
-    if (count > 0) atomicAdd(usage + expert, static_cast<uint32_t>(count));
+    if (count > 0) CountEntries(counts, expert, static_cast<uint32_t>(count));
   }
 }
 
@@ -76,14 +87,14 @@ __global__ void TileKernel(int num_experts, Groups to) {
 }  // namespace
 
 std::string GroupEntries(const int32_t* ids, const int32_t* live, int64_t num_rows,
-                         int64_t num_active, int64_t num_experts, const Groups& to, uint32_t* usage,
-                         cudaStream_t stream) {
+                         int64_t num_active, int64_t num_experts, const Groups& to,
+                         const TileCounts& counts, cudaStream_t stream) {
   Shape shape;
   shape.grid = dim3(static_cast<unsigned>(num_experts));
   shape.block = dim3(kGroupThreads);
   shape.stream = stream;
   const std::string error = Launch(ListKernel, shape, ids, live, static_cast<int>(num_rows),
-                                   static_cast<int>(num_active), to, usage);
+                                   static_cast<int>(num_active), to, counts);
   if (!error.empty()) return error;
   shape.grid = dim3(1);
   shape.block = dim3(32);

@@ -31,10 +31,17 @@ inline int64_t MostTiles(int64_t entries, int64_t num_experts) {
   return entries / kTileRows + (num_experts < entries ? num_experts : entries);
 }
 
-// Sorts the entries of rows [0, *live) of ids [num_rows, num_active] and cuts them into tiles; adds
-// the number of each expert's to `usage`.
+// What the entries of a tile are counted in; an expert's word tells its home (expert_word.h).
+struct TileCounts {
+  uint32_t* usage;  // [E]
+  uint32_t* homes;  // [kEntryHomes]; null: nobody asks
+  const uint64_t* experts;
+};
+
+// Sorts the entries of rows [0, *live) of ids [num_rows, num_active] and cuts them into tiles;
+// counts them.
 std::string GroupEntries(const int32_t* ids, const int32_t* live, int64_t num_rows,
-                         int64_t num_active, int64_t num_experts, const Groups& to, uint32_t* usage,
-                         cudaStream_t stream);
+                         int64_t num_active, int64_t num_experts, const Groups& to,
+                         const TileCounts& counts, cudaStream_t stream);
 
 }  // namespace strata::expert_tiles

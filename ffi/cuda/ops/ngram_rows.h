@@ -1,7 +1,8 @@
 // ngram_rows on the device: the contract of ops/ngram_rows.h, a block for each table row.
 //
-// Nothing on the device can refuse a token that is no id, so a negative one counts by its bits
-// modulo 2^64: it reads some row of its head, never another place.
+// Where the host reads the table, ngram_ask of the same step has asked for the rows, and the blocks
+// wait for the answer (table_mailbox.h). A row that the host could not read is NaN throughout, as
+// are all rows of a step that was given up.
 #pragma once
 
 #include <cstdint>
@@ -9,32 +10,22 @@
 
 #include "common/gguf_types.h"
 #include "cuda/launch.h"
+#include "cuda/ops/ngram_hash.h"
+#include "cuda/table_mailbox.h"
 
 namespace strata {
-
-inline constexpr int kMostNgramSize = 8;
-inline constexpr int kMostNgramHeads = 64;
-
-// What a head reads: hash mod size + offset, in rows.
-struct NgramHead {
-  uint64_t size;
-  int64_t offset;
-};
 
 struct NgramRowsArgs {
   const int32_t* tokens;  // [T, N]   newest first
   const int32_t* live;    // one number
   float* out;             // [T, W * C]
-  const uint8_t* rows;    // the table's first byte, as the device sees it
+  const uint8_t* rows;    // the table's first byte, as the device sees it; null: the host reads
   GgmlType type;
-  int32_t num_cols;         // C
-  int32_t row_bytes;        // at most 32 KiB
-  int32_t num_rows;         // T
-  int32_t ngram_size;       // N, 2 to kMostNgramSize
-  int32_t num_heads;        // W, at most kMostNgramHeads
-  int32_t heads_per_ngram;  // W / (N-1)
-  uint64_t multipliers[kMostNgramSize];
-  NgramHead heads[kMostNgramHeads];
+  int32_t num_cols;   // C
+  int32_t row_bytes;  // at most 32 KiB
+  int32_t num_rows;   // T
+  TableMailboxAt mailbox;
+  NgramHash hash;
 };
 
 std::string NgramRows(const NgramRowsArgs& args, cudaStream_t stream);
