@@ -122,19 +122,19 @@ def _check_fits(pack: "Pack", options: "EngineOptions") -> int:
         the bytes that XLA needs on a GPU.
     """
     from strata_jax.cli.plan import plan_here
-    from strata_jax.config import TILE_ROWS
     from strata_jax.engine.options import choose_context
-    from strata_jax.weights.budget import StepSizes
     from strata_jax.weights.plan import make_plan
 
     context, _ = choose_context(pack, options)
-    steps = StepSizes(
-        tile_rows=TILE_ROWS[options.platform],
-        window_rows=options.checked_rows(),
-        all_logits=options.all_logits,
-    )
     sizes = make_plan(pack, context, options.kv)
-    plan = plan_here(pack, sizes, options.tiers, steps, options.platform)
+    plan = plan_here(
+        pack,
+        sizes,
+        options.tiers,
+        options.step_sizes(),
+        options.platform,
+        options.draft_settings(),
+    )
     plan.check()
     return plan.xla_bytes
 

@@ -8,7 +8,7 @@ from absl import flags
 
 from strata_jax.cli import flags as cli_flags
 from strata_jax.cli.context import Context, Generation
-from strata_jax.cli.draft_flags import define_drafts
+from strata_jax.cli.draft_flags import define_draft_layer, define_drafts
 from strata_jax.cli.tier_flags import define_tiers
 from strata_jax.errors import UsageError
 
@@ -51,6 +51,7 @@ def define(values: flags.FlagValues) -> None:
     )
     cli_flags.define_engine(values)
     define_drafts(values)
+    define_draft_layer(values)
     define_tiers(values)
 
 

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from strata_jax.cli import draft_flags, tier_flags
 from strata_jax.cli import flags as cli_flags
-from strata_jax.cli import tier_flags
 from strata_jax.cli.context import Context
 
 if TYPE_CHECKING:
-    from strata_jax.config import Platform, TierSettings
+    from strata_jax.config import DraftSettings, Platform, TierSettings
     from strata_jax.weights.budget import StepSizes
     from strata_jax.weights.pack import Pack
     from strata_jax.weights.plan import Plan
@@ -30,6 +30,7 @@ def define(values: flags.FlagValues) -> None:
         values, "window_rows", int, "rows of a decoding window, as of generate", default=8, lower=1
     )
     tier_flags.define_tiers(values)
+    draft_flags.define_draft_layer(values)
     flags.DEFINE_boolean("json", False, "prints one JSON object", flag_values=values)
 
 
@@ -47,11 +48,11 @@ def run(values: flags.FlagValues, context: Context) -> int:
     from strata_jax.weights.plan import make_plan
 
     platform = choose_platform(values.platform, nvidia_devices()).platform
-    settings = tier_flags.tier_settings(values)
+    settings, drafts = tier_flags.tier_settings(values), draft_flags.draft_settings(values)
     with open_pack(model_path(values)) as pack:
         plan = make_plan(pack, values.max_context, values.kv)
         steps = StepSizes(tile_rows=TILE_ROWS[platform], window_rows=values.window_rows)
-        tiers = plan_here(pack, plan, settings, steps, platform)
+        tiers = plan_here(pack, plan, settings, steps, platform, drafts)
     if values.json:
         context.output.json({**plan.to_json(), "memory": tiers.to_json()})
     else:
@@ -66,14 +67,16 @@ def plan_here(
     settings: "TierSettings",
     steps: "StepSizes",
     platform: "Platform",
+    drafts: "DraftSettings | None" = None,
 ) -> "TierPlan":
-    """Where a model's experts would go on this machine as it is now.
+    """Where a model's experts would go on this machine as it is now; `drafts` of its draft layer.
 
     Raises:
         UsageError, BadFileError: for a device that is not there, a profile that cannot be used.
     """
     from strata_jax.cli.devices import cuda_machine
     from strata_jax.weights.budget import host_memory
+    from strata_jax.weights.draft_needs import draft_needs
     from strata_jax.weights.profile import load_profile
     from strata_jax.weights.tier_plan import Machine, plan_tiers
 
@@ -82,4 +85,5 @@ def plan_here(
     else:
         machine = cuda_machine(settings)
     profile = load_profile(pack, settings.expert_profile)
-    return plan_tiers(pack, sizes, settings, machine, steps=steps, profile=profile)
+    draft = draft_needs(pack, drafts, sizes.max_context, sizes.kv, steps, platform)
+    return plan_tiers(pack, sizes, settings, machine, steps=steps, profile=profile, draft=draft)

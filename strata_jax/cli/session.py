@@ -14,6 +14,7 @@ from strata_jax import __version__
 from strata_jax.cli import draft_flags, sampling
 from strata_jax.cli.context import Context, Engine
 from strata_jax.cli.devices import choose_platform, nvidia_devices
+from strata_jax.cli.draft_flags import draft_settings
 from strata_jax.cli.files import model_path
 from strata_jax.cli.flags import AUTO
 from strata_jax.cli.native import load_native
@@ -82,6 +83,7 @@ def running_engine(
         draft_script=draft_flags.script(values.draft_script),
         prefill=None if values.prefill == AUTO else values.prefill,
         tiers=tiers,
+        mtp=draft_settings(values),
         platform=platform,
         routing_out=_routing_path(values.routing_out),
     )

@@ -1,5 +1,7 @@
 """Which drafters an engine has: planned before the model is loaded, opened after it, closed before it."""
 
+import dataclasses
+import time
 from collections.abc import Callable
 
 from strata_jax.config import DraftSettings
@@ -69,6 +71,7 @@ class Drafters:
             sources.append(Source(name="mtp", drafter=self._mtp, length=DraftLength(most)))
         if sources and most > 0:
             self.drafting = Drafting(sources, most, options.spec_min_p)
+        self.notes += _idle_notes(self._settings, self.needs)
 
     def close(self) -> None:
         """Lets go of the draft layer, before the model."""
@@ -83,12 +86,34 @@ class Drafters:
         assert settings is not None, "there are needs"
         draft = find_draft_layer(pack, settings.mtp)
         assert draft is not None, "there are needs"
-        self.notes = draft.notes
+        self.notes = (
+            *draft.notes,
+            f"drafts: the draft layer guesses up to {settings.most} ids for a window, as long as that pays; "
+            "--mtp=off leaves it out",
+        )
+        began = time.perf_counter()
         sizes = draft_sizes(runner.config, settings, options.max_context, options.kv, steps)
         try:
-            return MtpDrafter.open(
+            drafter = MtpDrafter.open(
                 draft, runner.ops, runner.config, settings, sizes, runner.placing, report
             )
         except BaseException:
             draft.close()
             raise
+        runner.compile_s += time.perf_counter() - began
+        return drafter
+
+
+def _idle_notes(settings: DraftSettings | None, needs: DraftNeeds | None) -> tuple[str, ...]:
+    """Which settings of a draft layer have no effect, because there is none."""
+    if settings is None or needs is not None:
+        return ()
+    idle = [
+        f"--{field.name}"
+        for field in dataclasses.fields(DraftSettings)
+        if field.name not in ("most", "min_probability")
+        and getattr(settings, field.name) != field.default
+    ]
+    if not idle:
+        return ()
+    return (f"{', '.join(idle)}: no effect, the model has no draft layer; --mtp=FILE names one",)

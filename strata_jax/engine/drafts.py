@@ -5,10 +5,12 @@ an answer, only how many ids a window yields (contract W).
 """
 
 import dataclasses
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import jax
 import numpy as np
+
+if TYPE_CHECKING:  # who only refuses settings waits for no jax
+    import jax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,7 @@ class Drafter(Protocol):
         """Forgets the sequence."""
         ...
 
-    def read(self, ids: np.ndarray, residual: jax.Array, position: int) -> None:
+    def read(self, ids: np.ndarray, residual: "jax.Array", position: int) -> None:
         """The model has read positions `position`, `position + 1`, ... for good.
 
         Called once for every position, in order; rejected drafts are never among them.
