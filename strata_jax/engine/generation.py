@@ -246,22 +246,23 @@ class Generation:
             self._runner.read_ahead(ids[:end], ids[end : end + rows])
             logits = self._runner.read_tile(ids[begin:end], want_logits=keep or end == len(ids))
             self._keep(logits)
-            self._note_read(begin, ids[begin + 1 : end + 1])
+            self._note_read(begin, ids[begin + 1 : end + 1], is_last=end == len(ids))
             if self._report is not None and end % self._chunk_rows == 0:
                 self._report(end)
         rows = self._live_rows
         for begin in range(in_tiles, len(ids), rows):
             end = min(begin + rows, len(ids))
             logits = self._read_window(ids[begin:end], want_logits=keep or end == len(ids))
-            self._note_read(begin, ids[begin + 1 : end + 1])
+            self._note_read(begin, ids[begin + 1 : end + 1], is_last=end == len(ids))
         return logits[-1]
 
-    def _note_read(self, position: int, following: np.ndarray) -> None:
+    def _note_read(self, position: int, following: np.ndarray, *, is_last: bool) -> None:
         """Tells drafters of a part of the prompt; the last one waits for the id behind it."""
         if self._drafting is None:
             return
-        self._untold = position, following
-        if position + len(following) < len(self._request.ids):
+        if is_last:
+            self._untold = position, following
+        else:
             self._drafting.read(following, self._runner.residual, position)
 
     def _tell_drafters(self, token: int) -> None:
