@@ -66,6 +66,8 @@ class DeviceSampling:
             result_sharding: where the id goes that the host reads.
         """
         self._settings = settings
+        # On the device already: a draw sends one number there, every further one costs as much again.
+        self._numbers = jax.device_put(_numbers_of(settings), sharding)
         self._history = jax.device_put(
             History(seen=jnp.asarray(sampler.seen), counts=jnp.asarray(sampler.counts)), sharding
         )
@@ -79,7 +81,8 @@ class DeviceSampling:
         Returns:
             the id twice, for the host and for the next step; -1 if a logit is not finite.
         """
-        numbers = self._numbers(np.float32(uniform(self._settings.seed, position)))
+        draw = np.float32(uniform(self._settings.seed, position))
+        numbers = dataclasses.replace(self._numbers, draw=draw)
         found, token, self._history = self._program(logits, self._history, numbers)
         return found, token
 
@@ -103,24 +106,25 @@ class DeviceSampling:
         padded = np.zeros(rows, np.int32)
         padded[: len(ids)] = ids
         draws = [uniform(self._settings.seed, position + row) for row in range(rows)]
-        numbers = self._numbers(np.asarray(draws, np.float32))
+        numbers = dataclasses.replace(self._numbers, draw=np.asarray(draws, np.float32))
         live = np.int32(len(ids))
         found, self._history = self._rows_program(logits, self._history, numbers, padded, live)
         return found
 
-    def _numbers(self, draw: np.ndarray | np.float32) -> "Numbers":
-        s = self._settings
-        greedy = s.temperature < GREEDY_BELOW or s.top_k == 1
-        return Numbers(
-            temperature=np.float32(0.0 if greedy else s.temperature),
-            top_k=np.int32(s.top_k),
-            top_p=np.float32(s.top_p),
-            min_p=np.float32(s.min_p),
-            repetition=np.float32(s.repetition_penalty),
-            presence=np.float32(s.presence_penalty),
-            frequency=np.float32(s.frequency_penalty),
-            draw=draw,
-        )
+
+def _numbers_of(s: SamplingSettings) -> Numbers:
+    """The settings, with a draw that none uses."""
+    greedy = s.temperature < GREEDY_BELOW or s.top_k == 1
+    return Numbers(
+        temperature=np.float32(0.0 if greedy else s.temperature),
+        top_k=np.int32(s.top_k),
+        top_p=np.float32(s.top_p),
+        min_p=np.float32(s.min_p),
+        repetition=np.float32(s.repetition_penalty),
+        presence=np.float32(s.presence_penalty),
+        frequency=np.float32(s.frequency_penalty),
+        draw=np.float32(0),
+    )
 
 
 def compile_draws(vocab_size: int, rows: int, sharding, result_sharding) -> None:
