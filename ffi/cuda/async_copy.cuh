@@ -9,6 +9,61 @@
 
 namespace strata {
 
+// kCount bytes, which the calling thread finds there after cp.async.wait_all.
+template <int kCount>
+__device__ __forceinline__ void CopyAsync(unsigned char* to, const uint8_t* from) {
+#if defined(STRATA_EMULATE)
+  using Value = std::conditional_t<kCount == 16, uint4, uint32_t>;
+  *reinterpret_cast<Value*>(to) = *reinterpret_cast<const Value*>(from);
+#else
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (kCount == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
+  }
+#endif
+}
+
+// A lane's own words of a unit of kWords, copied by itself: from any memory that it could load
+// from.
+template <int kWords>
+__device__ __forceinline__ void CopyOwnWords(unsigned char* to, const uint8_t* unit, int lane) {
+#pragma unroll
+  for (int c = 0; c < kWords / 4; ++c) {
+    CopyAsync<16>(to + (c * 32 + lane) * 16, unit + (c * 32 + lane) * 16);
+  }
+  constexpr int kRest = kWords / 4 * 512;
+#pragma unroll
+  for (int i = 0; i < kWords % 4; ++i) {
+    CopyAsync<4>(to + kRest + (i * 32 + lane) * 4, unit + kRest + (i * 32 + lane) * 4);
+  }
+}
+
+__device__ __forceinline__ void AwaitOwnCopies() {
+#if !defined(STRATA_EMULATE)
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// The lane's words of a unit in shared memory.
+template <int kWords>
+__device__ __forceinline__ void TakeOwnWords(const unsigned char* at, int lane,
+                                             uint32_t (&words)[kWords]) {
+  const uint4* chunks = reinterpret_cast<const uint4*>(InShared(at)) + lane;
+#pragma unroll
+  for (int c = 0; c < kWords / 4; ++c) {
+    const uint4 chunk = chunks[c * 32];
+    words[4 * c] = chunk.x;
+    words[4 * c + 1] = chunk.y;
+    words[4 * c + 2] = chunk.z;
+    words[4 * c + 3] = chunk.w;
+  }
+  const uint32_t* rest = reinterpret_cast<const uint32_t*>(InShared(at) + kWords / 4 * 512) + lane;
+#pragma unroll
+  for (int i = 0; i < kWords % 4; ++i) words[kWords / 4 * 4 + i] = rest[i * 32];
+}
+
 // A warp's place in shared memory for a unit (panels.h) of kBytes, of which a lane takes its own
 // 1/32. All lanes call together.
 template <int kBytes>
@@ -47,16 +102,7 @@ class Slot {
           : "memory");
     }
 #else
-    // A lane copies what it will take.
-#pragma unroll
-    for (int c = 0; c < kWords / 4; ++c) {
-      CopyAsync<16>(at_ + (c * 32 + lane) * 16, unit + (c * 32 + lane) * 16);
-    }
-    constexpr int kRest = kWords / 4 * 512;
-#pragma unroll
-    for (int i = 0; i < kWords % 4; ++i) {
-      CopyAsync<4>(at_ + kRest + (i * 32 + lane) * 4, unit + kRest + (i * 32 + lane) * 4);
-    }
+    CopyOwnWords<kWords>(at_, unit, lane);
 #endif
   }
 
@@ -73,26 +119,14 @@ class Slot {
           : "memory");
     }
     parity_ ^= 1;
-#elif !defined(STRATA_EMULATE)
-    asm volatile("cp.async.wait_all;" ::: "memory");
+#else
+    AwaitOwnCopies();
 #endif
   }
 
   // The lane's words of the unit, which is there; the slot is free again.
   __device__ __forceinline__ void Take(int lane, RawWords<kWords>* raw) {
-    const uint4* chunks = reinterpret_cast<const uint4*>(InShared(at_)) + lane;
-#pragma unroll
-    for (int c = 0; c < kWords / 4; ++c) {
-      const uint4 chunk = chunks[c * 32];
-      raw->words[4 * c] = chunk.x;
-      raw->words[4 * c + 1] = chunk.y;
-      raw->words[4 * c + 2] = chunk.z;
-      raw->words[4 * c + 3] = chunk.w;
-    }
-    const uint32_t* rest =
-        reinterpret_cast<const uint32_t*>(InShared(at_) + kWords / 4 * 512) + lane;
-#pragma unroll
-    for (int i = 0; i < kWords % 4; ++i) raw->words[kWords / 4 * 4 + i] = rest[i * 32];
+    TakeOwnWords<kWords>(at_, lane, raw->words);
     __syncwarp();
   }
 
@@ -104,22 +138,6 @@ class Slot {
   // The mbarrier behind the bytes.
   __device__ __forceinline__ unsigned Arrived() const { return Address() + (kBytes + 7) / 8 * 8; }
 #endif
-
-  template <int kCount>
-  __device__ __forceinline__ static void CopyAsync(unsigned char* to, const uint8_t* from) {
-#if defined(STRATA_EMULATE)
-    using Value = std::conditional_t<kCount == 16, uint4, uint32_t>;
-    *reinterpret_cast<Value*>(to) = *reinterpret_cast<const Value*>(from);
-#else
-    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-    if constexpr (kCount == 16) {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from)
-                   : "memory");
-    } else {
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
-    }
-#endif
-  }
 
   unsigned char* at_;
   unsigned parity_ = 0;

@@ -28,6 +28,8 @@ template <bool kDoors>
 __global__ void __launch_bounds__(kMostWarps * 32)
     GateUpKernel(const __grid_constant__ FfnParams p) {
   STRATA_SHARED(unsigned char, shared);
+  WaitForKernelBefore();
+  LetNextKernelBegin();
   const int row = blockIdx.z;
   const int e = blockIdx.y;
   const int panel = blockIdx.x;
@@ -143,6 +145,8 @@ __device__ __forceinline__ void WriteColumn(const FfnParams& p, const RowHomes& 
 template <bool kDoors>
 __global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_constant__ FfnParams p) {
   STRATA_SHARED(unsigned char, shared);
+  WaitForKernelBefore();
+  LetNextKernelBegin();
   const int row = blockIdx.y;
   const int panel = blockIdx.x;
   const int lane = threadIdx.x % 32;
@@ -229,19 +233,23 @@ __global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_const
 
 using Kernel = void (*)(const FfnParams);
 
-// The kernel built for layers whose routed gate and up have this type, with its code book's bytes;
-// null where there is none.
+// The kernels built for layers whose routed gate and up have this type, without and with room for
+// weights on their way, pair_bytes a warp, and its code book's bytes; null where there is none.
 struct Inlined {
   Kernel kernel;
+  Kernel ahead;
   int64_t book_bytes;
+  int64_t pair_bytes;
 };
 
 template <bool kDoors>
 Inlined InlineGateUp(GgmlType type) {
   switch (type) {
-#define STRATA_CASE(name) \
-  case GgmlType::k##name: \
-    return {InlineGateUpKernel<Decode##name, kDoors>, GridBytes(GgmlType::k##name, kBookCopies)}
+#define STRATA_CASE(name)                                    \
+  case GgmlType::k##name:                                    \
+    return {InlineGateUpKernel<Decode##name, kDoors, false>, \
+            InlineGateUpKernel<Decode##name, kDoors, true>,  \
+            GridBytes(GgmlType::k##name, kBookCopies), kPairBytes<Decode##name>}
     STRATA_CASE(IQ3_S);
     STRATA_CASE(IQ3_XXS);
     STRATA_CASE(IQ4_XS);
@@ -249,7 +257,7 @@ Inlined InlineGateUp(GgmlType type) {
     STRATA_CASE(Q2_0);
 #undef STRATA_CASE
     default:
-      return {nullptr, 0};
+      return {nullptr, nullptr, 0, 0};
   }
 }
 
@@ -268,6 +276,9 @@ Kernel InlineDown(GgmlType type) {
       return nullptr;
   }
 }
+
+// With a peer, kernels stand beside events and other streams: there every one waits its turn.
+bool Overlaps(const ExpertFfnArgs& a) { return a.peer_rows == nullptr && a.rows == nullptr; }
 
 bool IsQ8(const DeviceMatrix& m) { return m.type->type == GgmlType::kQ8_0; }
 
@@ -331,8 +342,12 @@ std::string LaunchGateUp(const ExpertFfnArgs& a, FfnParams p, cudaStream_t strea
     const int64_t items = a.num_rows * (a.num_active + 1) * panels + rings;
     shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(items, 2 * kProcessors)));
     shape.block = dim3(static_cast<unsigned>(32 * segments));
-    shape.shared_bytes = InlineGateUpShared(segments, inlined.book_bytes);
-    return Launch(inlined.kernel, shape, p);
+    const int64_t words = a.num_rows * a.num_active;
+    const GateUpShared ahead(segments, inlined.book_bytes, inlined.pair_bytes, words);
+    const GateUpShared plain(segments, inlined.book_bytes, 0, words);
+    const bool fits = ahead.bytes <= MostSharedBytes();
+    shape.shared_bytes = static_cast<size_t>(fits ? ahead.bytes : plain.bytes);
+    return LaunchOf(fits ? inlined.ahead : inlined.kernel, shape, Overlaps(a), p);
   }
   shape.grid = dim3(static_cast<unsigned>(panels), static_cast<unsigned>(a.num_active + 1),
                     static_cast<unsigned>(a.num_rows));
@@ -342,7 +357,7 @@ std::string LaunchGateUp(const ExpertFfnArgs& a, FfnParams p, cudaStream_t strea
   p.grids_at = static_cast<int32_t>(shape.shared_bytes);
   shape.shared_bytes += std::max(GridSharedBytes(a.routed->gate) + GridSharedBytes(a.routed->up),
                                  GridSharedBytes(*a.shared_gate) + GridSharedBytes(*a.shared_up));
-  return Launch(GateUpKernel<kDoors>, shape, p);
+  return LaunchOf(GateUpKernel<kDoors>, shape, Overlaps(a), p);
 }
 
 template <bool kDoors>
@@ -359,7 +374,7 @@ std::string LaunchDown(const ExpertFfnArgs& a, FfnParams p, cudaStream_t stream)
     shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(a.num_rows * panels, kProcessors)));
     shape.block = dim3(static_cast<unsigned>(32 * warps));
     shape.shared_bytes = InlineDownShared(warps, jobs);
-    return Launch(inlined, shape, p);
+    return LaunchOf(inlined, shape, Overlaps(a), p);
   }
   shape.grid = dim3(static_cast<unsigned>(panels), static_cast<unsigned>(a.num_rows));
   shape.block = dim3(static_cast<unsigned>(32 * std::min<int64_t>(jobs, kMostWarps)));
@@ -368,7 +383,7 @@ std::string LaunchDown(const ExpertFfnArgs& a, FfnParams p, cudaStream_t stream)
   shape.shared_bytes += (QuantizedBytes(a.num_active + 1, hidden) + 15) / 16 * 16;
   p.down_grids_at = static_cast<int32_t>(shape.shared_bytes);
   shape.shared_bytes += GridSharedBytes(a.routed->down) + GridSharedBytes(*a.shared_down);
-  return Launch(DownKernel<kDoors>, shape, p);
+  return LaunchOf(DownKernel<kDoors>, shape, Overlaps(a), p);
 }
 
 }  // namespace

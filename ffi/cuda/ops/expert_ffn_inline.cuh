@@ -2,10 +2,13 @@
 // warp's weights are asked for before it prepares its activations, and nothing is saved for a call.
 //
 // A warp needs only the activations of its own segment: it prepares those itself, and the block
-// meets twice for an item (32 hidden values, or 32 columns), once for the code book and once for
-// the sums. Blocks take items in turn, because the number of live rows is known on the device only.
+// meets once for an item (32 hidden values, or 32 columns), for the sums. Blocks take items in
+// turn, because the number of live rows is known on the device only. The first kernel copies the
+// weights of its next item to shared memory while it multiplies with the last, where there is room;
+// the second asks for its first weights before the first is over.
 #pragma once
 
+#include "cuda/async_copy.cuh"
 #include "cuda/ops/expert_ffn_doors.cuh"
 #include "cuda/ops/expert_ffn_mailbox.cuh"
 #include "cuda/ops/expert_ffn_parts.cuh"
@@ -51,6 +54,37 @@ __device__ __forceinline__ float2 PairSums(const uint8_t* gate, const uint8_t* u
   return sums;
 }
 
+// The same from shared memory; `ask` runs once that is free again.
+template <typename Decode, typename Ask>
+__device__ __forceinline__ float2 AheadPair(const unsigned char* own, const Rows& rows, int lane,
+                                            const Ask& ask) {
+  using Whole = Unit<Decode, 8>;
+  static_assert(Whole::kParts == 1);
+  typename Whole::First words, up_words;
+  TakeOwnWords(own, lane, words.words);
+  if constexpr (Whole::kWords <= 28) {
+    TakeOwnWords(own + Whole::kWords * 128, lane, up_words.words);
+    ask();
+  }
+  float2 sums = {0.0f, 0.0f};
+#pragma unroll 1  // one body for both, as in PairSums
+  for (int i = 0; i < 2; ++i) {
+    const float sum = Whole::Sum(words, nullptr, rows, lane);
+    if (i == 1) {
+      sums.y = sum;
+      break;
+    }
+    sums.x = sum;
+    if constexpr (Whole::kWords <= 28) {
+      words = up_words;
+    } else {
+      TakeOwnWords(own + Whole::kWords * 128, lane, words.words);
+      ask();
+    }
+  }
+  return sums;
+}
+
 // 32 hidden values of a row: where they are in the launch's order. The shared expert comes first,
 // because it has the most bytes.
 struct PairItem {
@@ -75,74 +109,151 @@ __device__ __forceinline__ int64_t UnitAt(const PanelMatrix& m, int panel, int s
   return panel * m.panel_bytes + static_cast<int64_t>(segment) * m.unit_bytes;
 }
 
-inline size_t InlineGateUpShared(int64_t segments, int64_t book_bytes) {
-  return static_cast<size_t>(book_bytes + segments * static_cast<int64_t>(sizeof(SegmentStage)) +
-                             2 * 2 * segments * 32 * 4);
+// Shared memory of the first kernel: the code book; for every warp its activations, and weights of
+// gate and up that are on their way; two sets of sums [gate then up, segments, 32]; and the rows'
+// words, [num_rows, A], 0 for entries that are computed elsewhere.
+struct GateUpShared {
+  int64_t stages_at, weights_at, sums_at, words_at, bytes;
+
+  __host__ __device__ constexpr GateUpShared(int64_t segments, int64_t book_bytes,
+                                             int64_t pair_bytes, int64_t words)
+      : stages_at(book_bytes),
+        weights_at(stages_at + segments * static_cast<int64_t>(sizeof(SegmentStage))),
+        sums_at(weights_at + segments * pair_bytes),
+        words_at(sums_at + 2 * 2 * segments * 32 * 4),
+        bytes(words_at + words * 8) {}
+};
+
+template <typename Decode>
+inline constexpr int kPairBytes = 2 * SegmentWords<Decode>(8) * 128;
+
+// Fills the words of the live rows, by a whole block that synchronises; `counts`: and notes the use
+// of their experts.
+template <bool kDoors>
+__device__ __forceinline__ void FillWords(const FfnParams& p, int live, bool counts,
+                                          uint64_t* words) {
+  const int lane = threadIdx.x % 32;
+  const int warps = blockDim.x / 32;
+  for (int row = threadIdx.x / 32; row < live; row += warps) {
+    const bool mine = lane < p.num_active;
+    const int id = mine ? p.ids[row * p.num_active + lane] : 0;
+    if constexpr (kDoors) {
+      const RowHomes homes = HomesOf(p, id, lane);
+      if (counts && mine) CountEntry(p, homes, lane, id, homes.word);
+      if (mine) words[row * p.num_active + lane] = homes.Away(lane) ? 0 : homes.word;
+    } else {
+      if (counts && mine) atomicAdd(p.usage + id, 1u);
+      if (mine) words[row * p.num_active + lane] = p.experts[id];
+    }
+  }
 }
 
+// A block's way through the items that are computed here.
+template <bool kDoors>
+struct PairWalk {
+  int item, end, step;
+  const uint64_t* words;
+  uint64_t word;  // of the item's expert
+
+  __device__ __forceinline__ bool Done() const { return item >= end; }
+  __device__ __forceinline__ void Next(const FfnParams& p) {
+    item += step;
+    Find(p);
+  }
+  __device__ __forceinline__ void Find(const FfnParams& p) {
+    for (; item < end; item += step) {
+      const PairItem at(p, item);
+      word = at.routed ? InShared(words)[at.row * p.num_active + at.entry] : 0;
+      if (at.routed ? word != 0 : !kDoors || p.rows == nullptr) return;
+    }
+  }
+};
+
+// The segment's values of a row, four a lane of each half.
+struct SegmentValues {
+  float4 x[2];
+
+  __device__ __forceinline__ void Load(const FfnParams& p, int row, int segment, int lane) {
+    const float4* from = reinterpret_cast<const float4*>(p.x + static_cast<int64_t>(row) * p.width +
+                                                         segment * 256 + 4 * lane);
+    x[0] = __ldg(from);
+    x[1] = __ldg(from + 32);
+  }
+};
+
 // Routed gates and ups are of Decode's type, the shared expert's Q8_0. A warp for each segment.
-template <typename Decode, bool kDoors>
+// kAhead: there is room for the next item's weights.
+template <typename Decode, bool kDoors, bool kAhead>
 __global__ void __launch_bounds__(kPairWarps * 32, 2)
     InlineGateUpKernel(const __grid_constant__ FfnParams p) {
   STRATA_SHARED(unsigned char, shared);
   constexpr int kBookBytes = GridBytes(Decode::kType, kBookCopies);
+  using Whole = Unit<Decode, 8>;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int segments = blockDim.x / 32;
-  SegmentStage* stage = reinterpret_cast<SegmentStage*>(shared + kBookBytes) + warp;
-  const int live_items = min(max(*p.live, 0), p.num_rows) * ItemsOfRow(p);
+  const GateUpShared places(segments, kBookBytes, kAhead ? kPairBytes<Decode> : 0, 0);
+  SegmentStage* stage = reinterpret_cast<SegmentStage*>(shared + places.stages_at) + warp;
+  unsigned char* own = shared + places.weights_at + warp * kPairBytes<Decode>;
+  uint64_t* words = reinterpret_cast<uint64_t*>(shared + places.words_at);
+  const int live = min(max(*p.live, 0), p.num_rows);
   const int rings = kDoors && p.mailbox.box != nullptr;
+  if constexpr (kBookBytes > 0) StageBook<Decode>(shared);
+  WaitForKernelBefore();
+  // Not sooner: the second kernel takes it that the router is done.
+  LetNextKernelBegin();
   if constexpr (kDoors) {
     if (rings && blockIdx.x == 0) return Ring(p);
   }
-  int turn = 0;
-  for (int item = blockIdx.x - rings; item < p.num_rows * ItemsOfRow(p);
-       item += gridDim.x - rings) {
-    const PairItem at(p, item);
-    // Asked for before it is known whether the row lives.
-    const int* ids = p.ids + at.row * p.num_active;
-    const int expert = at.routed ? ids[at.entry] : 0;
-    const int id = kDoors && lane < p.num_active ? ids[lane] : 0;
-    const float4* from = reinterpret_cast<const float4*>(
-        p.x + static_cast<int64_t>(at.row) * p.width + warp * 256 + 4 * lane);
-    const float4 x[2] = {__ldg(from), __ldg(from + 32)};
-    if (item >= live_items) return;
-    uint64_t word = 0;
-    if (at.routed) {
-      const bool counts = at.panel == 0 && threadIdx.x == 0;
-      if constexpr (kDoors) {
-        const RowHomes homes = HomesOf(p, id, lane);
-        word = FromLane(homes.word, at.entry);
-        if (counts) CountEntry(p, homes, at.entry, expert, word);
-        if (homes.Away(at.entry)) continue;
-        if ((word & kLinked) != 0) LetLetterPass(p);
-      } else {
-        word = p.experts[expert];
-        if (counts) atomicAdd(p.usage + expert, 1u);
-      }
-    } else if (kDoors && p.rows != nullptr) {
-      continue;
+  FillWords<kDoors>(p, live, blockIdx.x == static_cast<unsigned>(rings), words);
+  __syncthreads();
+  PairWalk<kDoors> walk = {static_cast<int>(blockIdx.x) - rings, live * ItemsOfRow(p),
+                           static_cast<int>(gridDim.x) - rings, words, 0};
+  walk.Find(p);
+  SegmentValues values;
+  const auto gate_of = [&](const PairItem& at) {
+    return PanelsOf(walk.word) + UnitAt(p.gate, at.panel, warp);
+  };
+  // Asks for what the walk's item needs.
+  const auto ask = [&] {
+    if (walk.Done()) return;
+    const PairItem at(p, walk.item);
+    if (kDoors && (walk.word & kLinked) != 0) LetLetterPass(p);
+    if (kAhead && at.routed) {
+      const uint8_t* gate = gate_of(at);
+      CopyOwnWords<Whole::kWords>(own, gate, lane);
+      CopyOwnWords<Whole::kWords>(own + Whole::kWords * 128, gate + p.up_at, lane);
     }
-    const auto prepare = [&] {
-      if constexpr (kBookBytes > 0) {
-        if (turn == 0) StageBook<Decode>(shared);
-      }
-      QuantizeSegment(x, lane, stage);
-      if (turn == 0 && kBookBytes > 0) __syncthreads();
-    };
+    values.Load(p, at.row, warp, lane);
+  };
+  ask();
+  for (int turn = 0; !walk.Done(); ++turn) {
+    const PairItem at(p, walk.item);
     const Rows rows = RowsOf(*stage, shared);
+    int item = walk.item;
     float2 pair;
-    if (at.routed) {
-      const uint8_t* gate = PanelsOf(word) + UnitAt(p.gate, at.panel, warp);
-      pair = PairSums<Decode>(gate, gate + p.up_at, rows, lane, prepare);
+    if (kAhead && at.routed) {
+      QuantizeSegment(values.x, lane, stage);
+      AwaitOwnCopies();
+      pair = AheadPair<Decode>(own, rows, lane, [&] {
+        walk.Next(p);
+        ask();
+      });
     } else {
-      const int64_t unit = UnitAt(p.shared_gate, at.panel, warp);
-      pair = PairSums<DecodeQ8_0>(p.shared_gate.bytes + unit, p.shared_up.bytes + unit, rows, lane,
-                                  prepare);
+      const auto prepare = [&] { QuantizeSegment(values.x, lane, stage); };
+      if (at.routed) {
+        const uint8_t* gate = gate_of(at);
+        pair = PairSums<Decode>(gate, gate + p.up_at, rows, lane, prepare);
+      } else {
+        const int64_t unit = UnitAt(p.shared_gate, at.panel, warp);
+        pair = PairSums<DecodeQ8_0>(p.shared_gate.bytes + unit, p.shared_up.bytes + unit, rows,
+                                    lane, prepare);
+      }
+      walk.Next(p);
+      ask();
     }
     // Two sets of sums: a block may be an item ahead of the warp that adds.
-    float* sums = reinterpret_cast<float*>(shared + kBookBytes + segments * sizeof(SegmentStage)) +
-                  turn % 2 * 2 * segments * 32;
+    float* sums = reinterpret_cast<float*>(shared + places.sums_at) + turn % 2 * 2 * segments * 32;
     sums[warp * 32 + lane] = pair.x;
     sums[(segments + warp) * 32 + lane] = pair.y;
     __syncthreads();
@@ -151,7 +262,6 @@ __global__ void __launch_bounds__(kPairWarps * 32, 2)
       const PairItem done(p, item);
       WriteHidden(p, sums, segments, done.row, done.entry, done.panel, lane);
     }
-    ++turn;
   }
 }
 
@@ -182,17 +292,16 @@ struct StageLoads {
   }
 };
 
-// `after` runs once the unit's first words are on their way.
+// `after` runs once the unit's first words are on their way; it loads the activations.
 template <typename Decode, int kBlocks, typename After>
-__device__ __forceinline__ float DownSum(const uint8_t* unit, const StageLoads& loads,
-                                         SegmentStage* stage, int lane, const After& after) {
+__device__ __forceinline__ float DownSum(const uint8_t* unit, SegmentStage* stage, int lane,
+                                         const After& after) {
   typename Unit<Decode, kBlocks>::First words;
   words.Load(unit, lane);
   if (Unit<Decode, kBlocks>::kParts == 2) {
     PrefetchUnit(unit, Unit<Decode, kBlocks>::kWords * 128, lane);
   }
-  after();
-  loads.Store(kBlocks, lane, stage);
+  after().Store(kBlocks, lane, stage);
   return Unit<Decode, kBlocks>::Sum(words, unit, RowsOf(*stage, nullptr), lane);
 }
 
@@ -274,11 +383,14 @@ __device__ __forceinline__ void StoreRows(const FfnParams& p, const RowHomes& ho
   }
 }
 
-// Routed downs are of Decode's type, which has no code book, the shared expert's Q8_0.
+// Routed downs are of Decode's type, which has no code book, the shared expert's Q8_0. The kernel
+// may begin when every block of the first one has seen the router's end: experts and weights are
+// read without waiting for hidden values.
 template <typename Decode, bool kDoors>
 __global__ void __launch_bounds__(kDownWarps * 32, 1)
     InlineDownKernel(const __grid_constant__ FfnParams p) {
   STRATA_SHARED(unsigned char, shared);
+  LetNextKernelBegin();
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int warps = blockDim.x / 32;
@@ -317,28 +429,33 @@ __global__ void __launch_bounds__(kDownWarps * 32, 1)
       if (skips(e)) continue;
       const int segment = jobs.Segment(job);
       const bool whole = jobs.IsWhole(job);
-      StageLoads loads = {};
-      loads.Load(p, EntryIndex(p, row, e), segment, whole ? 8 : 4, lane);
       const PanelMatrix& m = e < p.num_active ? p.down : p.shared_down;
       const uint8_t* unit = PanelsOf(FromLane(at, e)) + UnitAt(m, panel, segment);
-      const auto ask_for_next = [&] {
+      // And for the next unit.
+      const auto load = [&] {
         const int next = job + warps;
-        if (next >= jobs.count || skips(jobs.Entry(next))) return;
-        const PanelMatrix& n = jobs.Entry(next) < p.num_active ? p.down : p.shared_down;
-        PrefetchUnit(
-            PanelsOf(FromLane(at, jobs.Entry(next))) + UnitAt(n, panel, jobs.Segment(next)),
-            jobs.IsWhole(next) ? n.unit_bytes : n.unit_bytes / 2, lane);
+        if (next < jobs.count && !skips(jobs.Entry(next))) {
+          const PanelMatrix& n = jobs.Entry(next) < p.num_active ? p.down : p.shared_down;
+          PrefetchUnit(
+              PanelsOf(FromLane(at, jobs.Entry(next))) + UnitAt(n, panel, jobs.Segment(next)),
+              jobs.IsWhole(next) ? n.unit_bytes : n.unit_bytes / 2, lane);
+        }
+        WaitForKernelBefore();  // for good, after the first time
+        StageLoads loads = {};
+        loads.Load(p, EntryIndex(p, row, e), segment, whole ? 8 : 4, lane);
+        return loads;
       };
       float sum = 0.0f;
       if (e < p.num_active) {
-        sum = whole ? DownSum<Decode, 8>(unit, loads, stage, lane, ask_for_next)
-                    : DownSum<Decode, 4>(unit, loads, stage, lane, ask_for_next);
+        sum = whole ? DownSum<Decode, 8>(unit, stage, lane, load)
+                    : DownSum<Decode, 4>(unit, stage, lane, load);
       } else {
-        sum = whole ? DownSum<DecodeQ8_0, 8>(unit, loads, stage, lane, ask_for_next)
-                    : DownSum<DecodeQ8_0, 4>(unit, loads, stage, lane, ask_for_next);
+        sum = whole ? DownSum<DecodeQ8_0, 8>(unit, stage, lane, load)
+                    : DownSum<DecodeQ8_0, 4>(unit, stage, lane, load);
       }
       own[job * 32 + lane] = sum;
     }
+    WaitForKernelBefore();
     if (kDoors && p.rows == nullptr) TakeRemote(p, homes, jobs, own, row, panel, lane, &looked);
     __syncthreads();
     if (warp == turn % warps && kDoors && p.rows != nullptr) {
@@ -349,6 +466,7 @@ __global__ void __launch_bounds__(kDownWarps * 32, 1)
       p.y[static_cast<int64_t>(row) * p.width + panel * 32 + lane] = y;
     }
   }
+  WaitForKernelBefore();
   if (kDoors) {
     TakeWords(p.latch, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
     if (blockIdx.x == 0 && p.mailbox.box != nullptr) {
