@@ -30,6 +30,7 @@ __global__ void __launch_bounds__(kDownWarps * 32)
   __shared__ __align__(16) float normed[kMostRows * 256];
   __shared__ float scratch[2 * kDownWarps];
   LetNextKernelBegin();
+  WaitForKernelBefore();
   STRATA_SHARED(unsigned char, grids);  // of down, then of inject
   const int segment = blockIdx.x;
   const int lane = threadIdx.x % 32;
@@ -87,7 +88,6 @@ __global__ void __launch_bounds__(kHeldDownWarps * 32)
     HyperDownHeldKernel(const __grid_constant__ HyperParams p) {
   __shared__ __align__(16) float normed[kMostRows * 256];
   __shared__ float products[kMostRows * kHeldPanels * 8 * 32];
-  __shared__ float scratch[2 * kHeldDownWarps];
   constexpr int kWarpsOfPanel = 8 / kHeldBlocks;
   LetNextKernelBegin();
   const int segment = blockIdx.x;
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kHeldDownWarps * 32)
   const int panel = blockIdx.y * kHeldPanels + place;
   const bool own = lane < rows_of(panel);
   Held held[kHeldBlocks] = {};
-  const int num_rows = NormRows<kHeldDownWarps>(p, normed, scratch, [&] {
+  const int num_rows = SegmentRows(p, normed, [&] {
     const bool is_down = panel < p.down_panels;
     const PanelMatrix& m = is_down ? p.down : p.inject;
     const uint8_t* unit = UnitAt(m, is_down ? panel : 0, segment);
@@ -245,20 +245,19 @@ __global__ void __launch_bounds__(kHeldUpWarps * 32)
 
 std::string LaunchDown(const HyperReadArgs& a, const HyperParams& p, unsigned groups,
                        cudaStream_t stream) {
-  const auto held = [](const DeviceMatrix* m) { return m->type->type == GgmlType::kBF16; };
   const unsigned segments = static_cast<unsigned>(p.down_segments);
   const unsigned panels = static_cast<unsigned>(p.down_panels) + (p.injected ? 1 : 0);
   Shape shape;
   shape.stream = stream;
-  if (held(a.down) && (!p.injected || held(a.inject))) {
+  if (p.is_late) {
     shape.grid = dim3(segments, (panels + kHeldPanels - 1) / kHeldPanels, groups);
     shape.block = dim3(kHeldDownWarps * 32);
-    return Launch(HyperDownHeldKernel, shape, p);
+    return LaunchOverlapping(HyperDownHeldKernel, shape, p);
   }
   shape.grid = dim3(segments, (panels + kDownWarps - 1) / kDownWarps, groups);
   shape.block = dim3(kDownWarps * 32);
   shape.shared_bytes = GridSharedBytes(*a.down) + (p.injected ? GridSharedBytes(*a.inject) : 0);
-  return Launch(HyperDownKernel, shape, p);
+  return LaunchOverlapping(HyperDownKernel, shape, p);
 }
 
 std::string LaunchUp(const HyperReadArgs& a, HyperParams p, unsigned groups, cudaStream_t stream) {
@@ -284,9 +283,18 @@ std::string LaunchUp(const HyperReadArgs& a, HyperParams p, unsigned groups, cud
 
 }  // namespace
 
+namespace {
+
+// Scales, or sums of squares.
+int64_t ScaleFloats(int64_t num_rows, int64_t num_streams, int64_t width) {
+  return num_rows * num_streams * std::max<int64_t>(width / kSquares, 1);
+}
+
+}  // namespace
+
 int64_t HyperReadWorkspace(int64_t num_rows, int64_t num_streams, int64_t width, int64_t rank) {
   const int64_t segments = (num_streams * width + 255) / 256;
-  return std::max(num_rows * num_streams + num_rows * segments * (rank + 32),
+  return std::max(ScaleFloats(num_rows, num_streams, width) + num_rows * segments * (rank + 32),
                   HyperReadTilesWorkspace(num_rows, num_streams, rank));
 }
 
@@ -311,7 +319,7 @@ std::string HyperRead(const HyperReadArgs& a, cudaStream_t stream) {
   p.x = a.x;
   p.next_beta = a.next_beta;
   p.scales = a.workspace;
-  p.sums = a.workspace + a.num_rows * a.num_streams;
+  p.sums = a.workspace + ScaleFloats(a.num_rows, a.num_streams, a.width);
   p.num_rows = static_cast<int32_t>(a.num_rows);
   p.num_streams = static_cast<int32_t>(a.num_streams);
   p.width = static_cast<int32_t>(a.width);
@@ -325,6 +333,8 @@ std::string HyperRead(const HyperReadArgs& a, cudaStream_t stream) {
   p.down = ViewOf(*a.down);
   if (p.injected) p.inject = ViewOf(*a.inject);
   p.up = ViewOf(*a.up);
+  const auto held = [](const DeviceMatrix* m) { return m->type->type == GgmlType::kBF16; };
+  p.is_late = held(a.down) && (!p.injected || held(a.inject)) && a.width % 256 == 0;
   const unsigned groups = static_cast<unsigned>((a.num_rows + kMostRows - 1) / kMostRows);
   const std::string error = LaunchDown(a, p, groups, stream);
   return error.empty() ? LaunchUp(a, p, groups, stream) : error;
