@@ -220,7 +220,34 @@ __device__ __forceinline__ void LoadedSums(RawWords<kWords>* raw, int lane, cons
   }
 }
 
-// The same with the loads before it.
+// kRows activation rows from `first` on (after the last that one again) with a whole segment of a
+// type without a code book.
+template <typename Decode, int kRows, int kWords>
+__device__ __forceinline__ void SumsOfRows(const RawWords<kWords>& raw, const Rows& rows,
+                                           int first_block, int first, int num_rows, float* to) {
+  RowGroup<kRows> group(first, num_rows);
+#pragma unroll
+  for (int b = 0; b < 8; ++b) {
+    BlockDot<Decode>(raw, NoBook{}, rows, group.row, first_block, b, group.sums);
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) to[group.row[r] * 32] = group.sums[r];
+}
+
+// to[r * 32] <- the sum of row r, in passes of four rows: codes unpacked once serve them all.
+template <typename Decode, int kWords>
+__device__ __forceinline__ void SumsInto(RawWords<kWords>* raw, const Rows& rows, int segment,
+                                         int num_rows, float* to) {
+  if (num_rows == 1) return SumsOfRows<Decode, 1>(*raw, rows, 8 * segment, 0, 1, to);
+  if (num_rows == 2) return SumsOfRows<Decode, 2>(*raw, rows, 8 * segment, 0, 2, to);
+#pragma unroll 1
+  for (int r = 0; r < num_rows; r += 4) {
+    Forget(raw);
+    SumsOfRows<Decode, 4>(*raw, rows, 8 * segment, r, num_rows, to);
+  }
+}
+
+// LoadedSums with the loads before it.
 template <typename Decode, int kRows, int kBlocks>
 __device__ __forceinline__ void SegmentSums(const uint8_t* unit, int lane, const Rows& rows,
                                             int first_block, int num_rows, float* acc) {

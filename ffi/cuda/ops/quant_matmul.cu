@@ -177,7 +177,7 @@ std::string QuantMatmul(const QuantMatmulArgs& args, cudaStream_t stream) {
   switch (MainType(args.matrices)) {
 #define STRATA_CASE(name) \
   case GgmlType::k##name: \
-    return Launch(Kernel<Decode##name>, launch, p);
+    return LaunchOverlapping(Kernel<Decode##name>, launch, p);
     STRATA_CASE(Q8_0)
     STRATA_CASE(Q6_K)
     STRATA_CASE(Q5_K)
@@ -187,7 +187,7 @@ std::string QuantMatmul(const QuantMatmulArgs& args, cudaStream_t stream) {
     STRATA_CASE(IQ3_S)
 #undef STRATA_CASE
     default:
-      return Launch(Kernel<matmul::NoHot>, launch, p);
+      return LaunchOverlapping(Kernel<matmul::NoHot>, launch, p);
   }
 }
 

@@ -353,13 +353,14 @@ struct Job {
   }
 };
 
-// A kernel's own type: for a single row its products are compiled in.
+// A kernel's own type, whose products are compiled in: of a single row, and of several where no
+// code book takes the registers.
 struct NoHot {};
 
 template <typename Hot>
 __device__ __forceinline__ bool IsHot(const Params& p, const Job& job, const Walk& walk) {
-  return job.num_rows == 1 && !walk.Done() && p.width % 256 == 0 &&
-         p.slices[walk.place.slice].matrix.type == Hot::kType;
+  return (job.num_rows == 1 || GridEntries(Hot::kType) == 0) && !walk.Done() &&
+         p.width % 256 == 0 && p.slices[walk.place.slice].matrix.type == Hot::kType;
 }
 
 // The warp's parts up to the first of another type (a panel has one type). A part's words are asked
@@ -390,6 +391,27 @@ __device__ __forceinline__ void MultiplyHot(const Params& p, const Job& job, flo
   }
 }
 
+// The same for several rows.
+template <typename Hot>
+__device__ __forceinline__ void MultiplyHotRows(const Params& p, const Job& job, float* sums,
+                                                int lane, Walk* walk) {
+  RawWords<SegmentWords<Hot>(8)> raw;
+  LoadWords(BytesOf(p, walk->place), lane, &raw);
+  for (bool more = true; more;) {
+    const Walk done = *walk;
+    walk->Next(p);
+    PrefetchPart(p, *walk, lane);
+    float* to = SumsOfPart(p, job.run, done, job.group, sums) + lane;
+    SumsInto<Hot>(&raw, job.rows, done.place.part, job.num_rows, to);
+    more = IsHot<Hot>(p, job, *walk);
+    if (more) LoadWords(BytesOf(p, walk->place), lane, &raw);
+    if (p.mode == Mode::kWarps) {
+      AddToPanel(p, done.place, to, to + kWarps * p.group_rows * 32, job.first_row, job.num_rows,
+                 lane);
+    }
+  }
+}
+
 template <typename Hot>
 __global__ void __launch_bounds__(kWarps * 32, 1) Kernel(const __grid_constant__ Params p) {
   STRATA_SHARED(unsigned char, shared);
@@ -398,11 +420,13 @@ __global__ void __launch_bounds__(kWarps * 32, 1) Kernel(const __grid_constant__
   const int lane = threadIdx.x % 32;
   const int first_row = group * p.group_rows;
   const float* x = p.x + static_cast<int64_t>(first_row) * p.width;
+  LetNextKernelBegin();
   const int num_live = min(*p.live, p.num_rows);
-  const FirstQuads quads(x, p.quantised ? p.width : 0);
   const Run run = RunOf(p, number);
   Walk walk(p, run);
   PrefetchPart(p, walk, lane);
+  WaitForKernelBefore();
+  const FirstQuads quads(x, p.quantised ? p.width : 0);
   ZeroDeadRows(p, first_row, num_live, number);
   if (first_row >= num_live) return;
   const QuantizedShared q = QuantizedAt(shared, p.group_rows, p.width);
@@ -421,7 +445,12 @@ __global__ void __launch_bounds__(kWarps * 32, 1) Kernel(const __grid_constant__
   float* sums = reinterpret_cast<float*>(shared + p.sums_at);
   while (!walk.Done()) {
     if constexpr (!std::is_same_v<Hot, NoHot>) {
-      if (IsHot<Hot>(p, job, walk)) MultiplyHot<Hot>(p, job, sums, lane, &walk);
+      if (IsHot<Hot>(p, job, walk)) {
+        if constexpr (GridEntries(Hot::kType) == 0) {
+          if (job.num_rows > 1) MultiplyHotRows<Hot>(p, job, sums, lane, &walk);
+        }
+        if (job.num_rows == 1) MultiplyHot<Hot>(p, job, sums, lane, &walk);
+      }
       if (walk.Done()) break;
     }
     Walk next = walk;

@@ -80,11 +80,12 @@ int64_t Share(int64_t most, int64_t warps, int64_t blocks, Params* p) {
     const int64_t of_panel = int64_t{p->segments} * p->group_rows * 32 * 4;
     p->slots_at = static_cast<int32_t>(staged);
     p->sums_at = static_cast<int32_t>(staged + slots);
-    p->panels_at_once =
-        static_cast<int32_t>(std::clamp<int64_t>((most - p->sums_at) / of_panel, 1, panels));
-    const int64_t of_panels = slots == 0 ? 0 : p->panels_at_once * of_panel;
     const int64_t of_items = p->num_items == 0 ? 0 : of_panel / 32 * kItemRows * kItemsAtOnce;
-    const int64_t bytes = p->sums_at + std::max(of_panels, of_items);
+    p->panels_at_once = static_cast<int32_t>(
+        std::clamp<int64_t>((most - p->sums_at - of_items) / of_panel, 1, panels));
+    const int64_t of_panels = slots == 0 ? 0 : p->panels_at_once * of_panel;
+    p->items_at = static_cast<int32_t>(p->sums_at + of_panels);
+    const int64_t bytes = p->items_at + of_items;
     if (bytes <= most || p->group_rows == 1) return bytes;
   }
 }
@@ -147,7 +148,7 @@ std::string QuantMatmulRows(const QuantMatmulArgs& args, cudaStream_t stream) {
       dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(CeilDiv(p.num_rows, p.group_rows)));
   shape.block = dim3(static_cast<unsigned>(32 * room.warps));
   shape.stream = stream;
-  return Launch(choice.kernel, shape, p);
+  return LaunchOverlapping(choice.kernel, shape, p);
 }
 
 }  // namespace strata

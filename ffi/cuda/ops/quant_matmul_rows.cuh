@@ -8,7 +8,9 @@
 // and when its sums are there.
 //
 // Types that are not quantised have items of four rows and a lane for each block of 32 values,
-// whose sums are short chains.
+// whose sums are short chains. A warp asks for the weights of its next segment before it multiplies
+// with the last. Beside quantised panels items come last, before the same barrier, and the blocks
+// that have fewer panels take them.
 #pragma once
 
 #include <type_traits>
@@ -47,7 +49,8 @@ struct Params {
   int32_t panels_at_once;  // of a block, between two barriers
   int32_t slots_at;        // in shared memory, where a warp has a slot of slot_bytes
   int32_t slot_bytes;
-  int32_t sums_at;  // [panels_at_once, segments, group_rows, 32], or of items with 4 for 32
+  int32_t sums_at;   // [panels_at_once, segments, group_rows, 32]
+  int32_t items_at;  // the same of kItemsAtOnce items, with 4 for 32
 };
 
 __device__ __forceinline__ int Warps() { return static_cast<int>(blockDim.x) / 32; }
@@ -91,31 +94,6 @@ struct Walk {
   }
 };
 
-// kRows activation rows from `first` on (after the last that one again) with a segment.
-template <typename Hot, int kRows, int kWords>
-__device__ __forceinline__ void MultiplyRows(const RawWords<kWords>& raw, const Rows& rows,
-                                             int first_block, int first, int num_rows, float* to) {
-  RowGroup<kRows> group(first, num_rows);
-#pragma unroll
-  for (int b = 0; b < 8; ++b) {
-    BlockDot<Hot>(raw, NoBook{}, rows, group.row, first_block, b, group.sums);
-  }
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) to[group.row[r] * 32] = group.sums[r];
-}
-
-template <typename Hot, int kWords>
-__device__ __forceinline__ void Multiply(RawWords<kWords>* raw, const Rows& rows, int segment,
-                                         int num_rows, float* to) {
-  if (num_rows == 1) return MultiplyRows<Hot, 1>(*raw, rows, 8 * segment, 0, 1, to);
-  if (num_rows == 2) return MultiplyRows<Hot, 2>(*raw, rows, 8 * segment, 0, 2, to);
-#pragma unroll 1
-  for (int r = 0; r < num_rows; r += 4) {
-    Forget(raw);
-    MultiplyRows<Hot, 4>(*raw, rows, 8 * segment, r, num_rows, to);
-  }
-}
-
 // Writes the totals of the block's `count` panels from `first` on, segments added in ascending
 // order; zeros for rows that do not count. A warp takes a panel and a row.
 __device__ __forceinline__ void WritePanels(const Params& p, int first, int count, int num_rows,
@@ -144,9 +122,205 @@ __device__ __forceinline__ void WritePanels(const Params& p, int first, int coun
   }
 }
 
-// The block's quantised panels. Its activations are staged meanwhile; returns the live rows.
+// The products of a lane's block of 32 values with kRows activation rows.
+template <GgmlType kType, int kRows>
+__device__ __forceinline__ void FloatProducts(const RawWords<32>& raw,
+                                              const float* const (&x)[kRows],
+                                              float (&products)[kRows]) {
+  constexpr int kWordsOfFour = kType == GgmlType::kF32 ? 4 : 2;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) products[r] = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float4 w = FourFloats<kType>(raw.words + kWordsOfFour * i);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float4 v = *reinterpret_cast<const float4*>(x[r] + 4 * i);
+      products[r] = __fmaf_rn(w.x, v.x, products[r]);
+      products[r] = __fmaf_rn(w.y, v.y, products[r]);
+      products[r] = __fmaf_rn(w.z, v.z, products[r]);
+      products[r] = __fmaf_rn(w.w, v.w, products[r]);
+    }
+  }
+}
+
+// A segment's sum: its eight blocks' products, which lie four lanes apart, in ascending order.
+__device__ __forceinline__ float AddBlocks(float product, int lane) {
+  float parts[8];
+#pragma unroll
+  for (int k = 0; k < 8; ++k) parts[k] = __shfl_sync(kAllLanes, product, (lane & 3) + 4 * k);
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) sum = __fadd_rn(sum, parts[k]);
+  return sum;
+}
+
+// One segment of an item: to[r * 4] <- the sum of row lane % 4 with activation row r; x are those
+// of the lane's block.
+template <GgmlType kType>
+__device__ __forceinline__ void FloatSegment(const RawWords<32>& raw, const float* x, int width,
+                                             int num_rows, float* to) {
+  const int lane = threadIdx.x % 32;
+  if (num_rows == 1) {
+    float products[1];
+    const float* const of[1] = {x};
+    FloatProducts<kType, 1>(raw, of, products);
+    const float sum = AddBlocks(products[0], lane);
+    if (lane < kItemRows) to[lane] = sum;
+    return;
+  }
+#pragma unroll 1
+  for (int r = 0; r < num_rows; r += 2) {
+    const int second = min(r + 1, num_rows - 1);
+    float products[2];
+    const float* const of[2] = {x + r * width, x + second * width};
+    FloatProducts<kType, 2>(raw, of, products);
+    const float sums[2] = {AddBlocks(products[0], lane), AddBlocks(products[1], lane)};
+    if (lane < kItemRows) {
+      to[r * kItemRows + lane] = sums[0];
+      to[second * kItemRows + lane] = sums[1];
+    }
+  }
+}
+
+// An item by its turn in the block. The last blocks take the first ones: they have fewer panels.
+struct Item {
+  int slice;
+  int own;  // item of the slice
+
+  __device__ __forceinline__ Item(const Params& p, int turn) : slice(p.num_hot) {
+    own = static_cast<int>(gridDim.x - 1 - blockIdx.x + turn * gridDim.x);
+    while (slice + 1 < p.num_slices && own >= p.slices[slice + 1].first) ++slice;
+    own -= p.slices[slice].first;
+  }
+};
+
+// The block's items of matrices that are not quantised, kItemsAtOnce between two barriers.
+class FloatItems {
+ public:
+  __device__ __forceinline__ explicit FloatItems(const Params& p)
+      : count_((p.num_items - static_cast<int>(gridDim.x - 1 - blockIdx.x) +
+                static_cast<int>(gridDim.x) - 1) /
+               static_cast<int>(gridDim.x)),
+        // The first warps have the most quantised segments.
+        job_(Warps() - 1 - static_cast<int>(threadIdx.x) / 32) {}
+  // Asks for the weights of the warp's first segment, once.
+  __device__ __forceinline__ void Begin(const Params& p) {
+    if (!begun_) Load(p);
+    begun_ = true;
+  }
+  // Asks for them long before, where there are no registers to wait with.
+  __device__ __forceinline__ void Prefetch(const Params& p) const {
+    const int turn = job_ / p.segments;
+    if (turn >= count_) return;
+    const Place at(p, turn, job_ - turn * p.segments);
+#if !defined(STRATA_EMULATE)
+    for (int i = 0; i < (at.is_wide ? 8 : 4); ++i) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(at.block + i * 512 + at.row * 16));
+    }
+#endif
+  }
+  // Whether there are items that Multiply has not taken.
+  __device__ __forceinline__ bool Left() const { return done_ < count_; }
+
+  // The warp's segments of the next items.
+  __device__ __forceinline__ void Multiply(const Params& p, int num_rows) {
+    const int end = min(done_ + kItemsAtOnce, count_) * p.segments;
+    Begin(p);
+#pragma unroll 1
+    while (job_ < end) {
+      const int turn = job_ / p.segments;
+      const int segment = job_ - turn * p.segments;
+      const RawWords<32> raw = next_;
+      const GgmlType type = p.slices[Item(p, turn).slice].matrix.type;
+      job_ += Warps();
+      Load(p);
+      const int block = segment * 8 + static_cast<int>(threadIdx.x) % 32 / kItemRows;
+      const float* x = p.x + static_cast<int64_t>(FirstRow(p)) * p.width + 32 * block;
+      float* to = Sums(p) + ((turn - done_) * p.segments + segment) * p.group_rows * kItemRows;
+      if (num_rows == 0) continue;
+      if (type == GgmlType::kF32) {
+        FloatSegment<GgmlType::kF32>(raw, x, p.width, num_rows, to);
+      } else if (type == GgmlType::kF16) {
+        FloatSegment<GgmlType::kF16>(raw, x, p.width, num_rows, to);
+      } else {
+        FloatSegment<GgmlType::kBF16>(raw, x, p.width, num_rows, to);
+      }
+    }
+  }
+
+  // Writes their totals, after a barrier.
+  __device__ __forceinline__ void Write(const Params& p, int num_rows) {
+    const int all = min(p.group_rows, p.num_rows - FirstRow(p));
+    const int count = min(kItemsAtOnce, count_ - done_);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count * all * kItemRows; i += Warps() * 32) {
+      const int row = i % kItemRows;
+      const int k = i / kItemRows / all;
+      const int r = i / kItemRows - k * all;
+      const Item item(p, done_ + k);
+      const Slice& slice = p.slices[item.slice];
+      float total = 0.0f;
+      if (r < num_rows) {
+        const float* at = Sums(p) + (k * p.segments * p.group_rows + r) * kItemRows + row;
+        const int stride = p.group_rows * kItemRows;
+#pragma unroll 8
+        for (int s = 0; s < p.segments; ++s) total = __fadd_rn(total, at[s * stride]);
+      }
+      const int own = item.own * kItemRows + row;
+      if (own < slice.matrix.rows) {
+        p.y[static_cast<int64_t>(FirstRow(p) + r) * p.num_columns + slice.column + own] = total;
+      }
+    }
+    done_ += kItemsAtOnce;
+  }
+
+ private:
+  __device__ __forceinline__ static float* Sums(const Params& p) {
+    STRATA_SHARED(unsigned char, shared);
+    return reinterpret_cast<float*>(InShared(shared + p.items_at));
+  }
+
+  // A lane's block of 32 values of its row in a segment of an item.
+  struct Place {
+    const uint8_t* block;
+    int row;  // of the panel
+    bool is_wide;
+
+    __device__ __forceinline__ Place(const Params& p, int turn, int segment) {
+      const Item item(p, turn);
+      const PanelMatrix& m = p.slices[item.slice].matrix;
+      const int lane = threadIdx.x % 32;
+      is_wide = m.type == GgmlType::kF32;
+      row = item.own % (32 / kItemRows) * kItemRows + lane % kItemRows;
+      block = m.bytes + item.own / (32 / kItemRows) * m.panel_bytes + segment * m.unit_bytes +
+              lane / kItemRows * (is_wide ? 4096 : 2048);
+    }
+  };
+
+  // Asks for the weights of the warp's segment, if there is one.
+  __device__ __forceinline__ void Load(const Params& p) {
+    const int turn = job_ / p.segments;
+    if (turn >= count_) return;
+    const Place at(p, turn, job_ - turn * p.segments);
+    if (at.is_wide) return LoadWords(at.block, at.row, &next_);
+    RawWords<16> half;
+    LoadWords(at.block, at.row, &half);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) next_.words[i] = half.words[i];
+  }
+
+  int count_;     // of the block
+  int done_ = 0;  // items written
+  bool begun_ = false;
+  int job_;  // the warp's next: a segment of an item
+  RawWords<32> next_;
+};
+
+// The block's quantised panels, and behind them its first items. Its activations are staged
+// meanwhile; returns the live rows.
 template <typename Hot>
-__device__ __forceinline__ int HotPanels(const Params& p) {
+__device__ __forceinline__ int HotPanels(const Params& p, FloatItems& items) {
   STRATA_SHARED(unsigned char, shared);
   constexpr int kWords = SegmentWords<Hot>(8);
   const int lane = threadIdx.x % 32;
@@ -157,6 +331,8 @@ __device__ __forceinline__ int HotPanels(const Params& p) {
   const bool now = blockIdx.y == 0 || live > FirstRow(p);
   const bool asked = now && !walk.Done(p);
   if (asked) slot.Ask(walk.Bytes(p), lane);
+  items.Prefetch(p);
+  WaitForKernelBefore();
   const float* x = p.x + static_cast<int64_t>(FirstRow(p)) * p.width;
   const FirstQuads quads(x, p.width);
   const int num_rows = min(max(live - FirstRow(p), 0), min(p.group_rows, p.num_rows - FirstRow(p)));
@@ -180,141 +356,16 @@ __device__ __forceinline__ int HotPanels(const Params& p) {
       const int segment = walk.segment;
       walk.Next(p);
       if (!walk.Done(p)) slot.Ask(walk.Bytes(p), lane);
-      Multiply<Hot>(&raw, rows, segment, num_rows, to + lane);
+      SumsInto<Hot>(&raw, rows, segment, num_rows, to + lane);
     }
+    const bool last = first + p.panels_at_once >= panels;
+    if (last) items.Multiply(p, num_rows);
     __syncthreads();
     WritePanels(p, first, count, num_rows, sums);
-    if (first + p.panels_at_once < panels || p.num_items > 0) __syncthreads();
+    if (last) items.Write(p, num_rows);
+    if (!last || items.Left()) __syncthreads();
   }
   return num_rows;
-}
-
-// The products of a lane's block of 32 values with kRows activation rows.
-template <GgmlType kType, int kRows, int kWords>
-__device__ __forceinline__ void FloatProducts(const RawWords<kWords>& raw,
-                                              const float* const (&x)[kRows],
-                                              float (&products)[kRows]) {
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) products[r] = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float4 w = FourFloats<kType>(raw.words + kWords / 8 * i);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const float4 v = *reinterpret_cast<const float4*>(x[r] + 4 * i);
-      products[r] = __fmaf_rn(w.x, v.x, products[r]);
-      products[r] = __fmaf_rn(w.y, v.y, products[r]);
-      products[r] = __fmaf_rn(w.z, v.z, products[r]);
-      products[r] = __fmaf_rn(w.w, v.w, products[r]);
-    }
-  }
-}
-
-// A segment's sum: its eight blocks' products, which lie four lanes apart, in ascending order.
-__device__ __forceinline__ float AddBlocks(float product, int lane) {
-  float parts[8];
-#pragma unroll
-  for (int k = 0; k < 8; ++k) parts[k] = __shfl_sync(kAllLanes, product, (lane & 3) + 4 * k);
-  float sum = 0.0f;
-#pragma unroll
-  for (int k = 0; k < 8; ++k) sum = __fadd_rn(sum, parts[k]);
-  return sum;
-}
-
-// One segment of an item: to[r * 4] <- the sum of row lane % 4 with activation row r.
-template <GgmlType kType>
-__device__ __forceinline__ void FloatSegment(const Params& p, const Slice& slice, int own,
-                                             int segment, int num_rows, float* to) {
-  constexpr int kWords = kType == GgmlType::kF32 ? 32 : 16;
-  const int lane = threadIdx.x % 32;
-  const int row = own % (32 / kItemRows) * kItemRows + lane % kItemRows;
-  const int block = lane / kItemRows;
-  RawWords<kWords> raw;
-  LoadWords(slice.matrix.bytes + own / (32 / kItemRows) * slice.matrix.panel_bytes +
-                segment * slice.matrix.unit_bytes + block * (kWords * 128),
-            row, &raw);
-  const float* x = p.x + static_cast<int64_t>(FirstRow(p)) * p.width + 256 * segment + 32 * block;
-  if (num_rows == 1) {
-    float products[1];
-    const float* const of[1] = {x};
-    FloatProducts<kType, 1>(raw, of, products);
-    const float sum = AddBlocks(products[0], lane);
-    if (lane < kItemRows) to[lane] = sum;
-    return;
-  }
-#pragma unroll 1
-  for (int r = 0; r < num_rows; r += 2) {
-    const int second = min(r + 1, num_rows - 1);
-    float products[2];
-    const float* const of[2] = {x + r * p.width, x + second * p.width};
-    FloatProducts<kType, 2>(raw, of, products);
-    const float sums[2] = {AddBlocks(products[0], lane), AddBlocks(products[1], lane)};
-    if (lane < kItemRows) {
-      to[r * kItemRows + lane] = sums[0];
-      to[second * kItemRows + lane] = sums[1];
-    }
-  }
-}
-
-// An item by its number. The last blocks take the first ones: they have fewer panels.
-struct Item {
-  int slice;
-  int own;  // item of the slice
-
-  __device__ __forceinline__ Item(const Params& p, int turn) : slice(p.num_hot) {
-    own = static_cast<int>(gridDim.x - 1 - blockIdx.x + turn * gridDim.x);
-    while (slice + 1 < p.num_slices && own >= p.slices[slice + 1].first) ++slice;
-    own -= p.slices[slice].first;
-  }
-};
-
-__device__ __forceinline__ void FloatItems(const Params& p, int num_rows) {
-  STRATA_SHARED(unsigned char, shared);
-  float* sums = reinterpret_cast<float*>(shared + p.sums_at);
-  const int all = min(p.group_rows, p.num_rows - FirstRow(p));
-  const int own_items = (p.num_items - static_cast<int>(gridDim.x - 1 - blockIdx.x) +
-                         static_cast<int>(gridDim.x) - 1) /
-                        static_cast<int>(gridDim.x);
-#pragma unroll 1
-  for (int first = 0; first < own_items; first += kItemsAtOnce) {
-    const int count = min(kItemsAtOnce, own_items - first);
-#pragma unroll 1
-    for (int job = threadIdx.x / 32; num_rows > 0 && job < count * p.segments; job += Warps()) {
-      const int k = job / p.segments;
-      const int segment = job - k * p.segments;
-      const Item item(p, first + k);
-      const Slice& slice = p.slices[item.slice];
-      float* to = sums + (k * p.segments + segment) * p.group_rows * kItemRows;
-      if (slice.matrix.type == GgmlType::kF32) {
-        FloatSegment<GgmlType::kF32>(p, slice, item.own, segment, num_rows, to);
-      } else if (slice.matrix.type == GgmlType::kF16) {
-        FloatSegment<GgmlType::kF16>(p, slice, item.own, segment, num_rows, to);
-      } else {
-        FloatSegment<GgmlType::kBF16>(p, slice, item.own, segment, num_rows, to);
-      }
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int i = threadIdx.x; i < count * all * kItemRows; i += Warps() * 32) {
-      const int row = i % kItemRows;
-      const int k = i / kItemRows / all;
-      const int r = i / kItemRows - k * all;
-      const Item item(p, first + k);
-      const Slice& slice = p.slices[item.slice];
-      float total = 0.0f;
-      if (r < num_rows) {
-        const float* at = InShared(sums) + (k * p.segments * p.group_rows + r) * kItemRows + row;
-        const int stride = p.group_rows * kItemRows;
-#pragma unroll 8
-        for (int s = 0; s < p.segments; ++s) total = __fadd_rn(total, at[s * stride]);
-      }
-      const int own = item.own * kItemRows + row;
-      if (own < slice.matrix.rows) {
-        p.y[static_cast<int64_t>(FirstRow(p) + r) * p.num_columns + slice.column + own] = total;
-      }
-    }
-    __syncthreads();
-  }
 }
 
 // A kernel for types that are not quantised only.
@@ -322,13 +373,22 @@ struct NoHot {};
 
 template <typename Hot>
 __global__ void __launch_bounds__(kMostWarps * 32, 1) RowsKernel(const __grid_constant__ Params p) {
+  LetNextKernelBegin();
+  FloatItems items(p);
   int num_rows = 0;
   if constexpr (std::is_same_v<Hot, NoHot>) {
+    items.Begin(p);
+    WaitForKernelBefore();
     num_rows = min(max(LiveNow(p) - FirstRow(p), 0), min(p.group_rows, p.num_rows - FirstRow(p)));
   } else {
-    num_rows = HotPanels<Hot>(p);
+    num_rows = HotPanels<Hot>(p, items);
   }
-  FloatItems(p, num_rows);
+  while (items.Left()) {
+    items.Multiply(p, num_rows);
+    __syncthreads();
+    items.Write(p, num_rows);
+    if (items.Left()) __syncthreads();
+  }
 }
 
 }  // namespace strata::rows
