@@ -182,6 +182,12 @@ def define_sampling(values: flags.FlagValues) -> None:
     """Defines how ids are drawn. Without a flag the file decides (general.sampling.*)."""
     for name, kind, text, lower, upper in _SAMPLING:
         define_number(values, name, kind, text, lower=lower, upper=upper)
+    flags.DEFINE_string(
+        "logit_bias",
+        None,
+        "ID:BIAS,...: what is added to the logits of some ids, -1000 to 1000",
+        flag_values=values,
+    )
     define_number(values, "seed", int, "decides the draws, with the position", default=0, lower=0)
 
 

@@ -29,6 +29,8 @@ def settings(values: flags.FlagValues, metadata: Mapping[str, object]) -> Sampli
     """
     names = [field.name for field in dataclasses.fields(SamplingSettings)]
     given = {name: values[name].value for name in names if values[name].value is not None}
+    if "logit_bias" in given:
+        given["logit_bias"] = _biases(str(given["logit_bias"]))
     recommended = {
         PREFIX + key: _number(metadata[PREFIX + key], name, key)
         for name, key in _FILE_KEYS.items()
@@ -49,6 +51,16 @@ def not_followed(metadata: Mapping[str, object]) -> tuple[str, ...]:
         for key in metadata
         if key.startswith(PREFIX) and key not in known
     )
+
+
+def _biases(value: str) -> tuple[tuple[int, float], ...]:
+    try:
+        pairs = [each.split(":") for each in value.split(",")]
+        return tuple((int(token), float(bias)) for token, bias in pairs)
+    except ValueError:
+        raise UsageError(
+            f"--logit_bias={value}: ID:BIAS,... expected, as in 198:-100,256:1.5"
+        ) from None
 
 
 def _number(value: object, name: str, key: str) -> float:

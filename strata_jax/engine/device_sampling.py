@@ -37,6 +37,8 @@ class History:
     """Ids of the prompt and of the answer."""
     counts: Int32[Array, " V"]
     """How often an id stands in the answer."""
+    bias: Float32[Array, " V"]
+    """What is added to the logits; V are the ids that may be drawn."""
 
 
 @pytree
@@ -69,7 +71,12 @@ class DeviceSampling:
         # On the device already: a draw sends one number there, every further one costs as much again.
         self._numbers = jax.device_put(_numbers_of(settings), sharding)
         self._history = jax.device_put(
-            History(seen=jnp.asarray(sampler.seen), counts=jnp.asarray(sampler.counts)), sharding
+            History(
+                seen=jnp.asarray(sampler.seen),
+                counts=jnp.asarray(sampler.counts),
+                bias=jnp.asarray(sampler.bias),
+            ),
+            sharding,
         )
         chosen = 0 < settings.top_k <= MOST_CHOSEN
         self._program = _program(chosen, sharding, result_sharding)
@@ -127,11 +134,12 @@ def _numbers_of(s: SamplingSettings) -> Numbers:
     )
 
 
-def compile_draws(vocab_size: int, rows: int, sharding, result_sharding) -> None:
+def compile_draws(vocab_size: int, drawable: int, rows: int, sharding, result_sharding) -> None:
     """Compiles all programs: one that came later would throw away every graph of the process.
 
     Args:
-        vocab_size: V.
+        vocab_size: logits of a row.
+        drawable: ids that may be drawn, from 0 on.
         rows: of a window that may hold drafts; 0: there are none.
         sharding: see `DeviceSampling`.
         result_sharding: likewise.
@@ -139,7 +147,7 @@ def compile_draws(vocab_size: int, rows: int, sharding, result_sharding) -> None
     logits = jnp.zeros((max(1, rows), vocab_size), jnp.float32, device=sharding)
     for top_k in (1, 0):
         settings = SamplingSettings(top_k=top_k)
-        sampler = Sampler(settings, (), vocab_size)
+        sampler = Sampler(settings, (), drawable)
         sampling = DeviceSampling(settings, sampler, sharding, result_sharding)
         jax.block_until_ready(sampling.draw(logits[:1], 0))
         if rows:
@@ -199,22 +207,24 @@ def _with_ids(history: History, ids: Int32[Array, " T"], which: Bool[Array, " T"
     return History(
         seen=history.seen.at[ids].max(which),
         counts=history.counts.at[ids].add(which.astype(jnp.int32)),
+        bias=history.bias,
     )
 
 
 def draw_id(
-    logits: Float32[Array, " V"], history: History, numbers: Numbers, *, chosen: bool
+    logits: Float32[Array, " N"], history: History, numbers: Numbers, *, chosen: bool
 ) -> tuple[Int32[Array, ""], History]:
     """The id, and the history with it; -1 if a logit is not finite.
 
     Args:
-        logits: of one position.
+        logits: of one position, at least as many as may be drawn.
         history: what was seen so far.
         numbers: settings and draw.
         chosen: top_k is between 1 and `MOST_CHOSEN`.
     """
     finite = jnp.all(jnp.isfinite(logits))
-    x = _penalise(logits, history, numbers) + 0.0  # both zeros alike
+    logits = logits[: len(history.seen)]
+    x = _penalise(logits, history, numbers) + history.bias + 0.0  # both zeros alike
     if chosen:
         ids, scores = _largest(x)
         keep = jnp.arange(MOST_CHOSEN) < numbers.top_k
@@ -231,7 +241,8 @@ def draw_id(
     token = jnp.where(numbers.temperature > 0, drawn, jnp.argmax(x))
     token = jnp.where(finite, token, -1).astype(jnp.int32)
     at = jnp.maximum(token, 0)
-    return token, History(seen=history.seen.at[at].set(True), counts=history.counts.at[at].add(1))
+    seen, counts = history.seen.at[at].set(True), history.counts.at[at].add(1)
+    return token, History(seen=seen, counts=counts, bias=history.bias)
 
 
 def _sums(weights: Float32[Array, " C"]) -> Float32[Array, " C"]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,7 +36,7 @@ class DraftCounts:
     steps: list[list[int]] = dataclasses.field(default_factory=list)
     """Per place in a window: drafts looked at, and those that came true."""
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """For `generate --json`; rates are None where nothing was counted."""
         steps = [
             {"looked_at": seen, "accepted": came_true, "rate": came_true / seen if seen else None}

@@ -97,7 +97,7 @@ class Generation:
         return self._runner.table_report()
 
     @property
-    def drafts(self) -> dict[str, object] | None:
+    def drafts(self) -> dict[str, Any] | None:
         """What became of drafts (`DraftCounts.to_json`); None without a drafter."""
         return None if self._drafting is None else self._drafting.counts.to_json()
 
@@ -106,7 +106,7 @@ class Generation:
         start = time.perf_counter()
         logits = self._read_prompt()
         runner.tiers.after_step()
-        sampler = Sampler(request.settings, request.ids, runner.config.vocab_size)
+        sampler = Sampler(request.settings, request.ids, runner.drawable)
         token = sampler.pick(logits, runner.position) if request.max_tokens else -1
         following = self._ids_after(token, sampler)
         end = runner.options.max_context - len(request.ids) + 1  # one id has no room to be read

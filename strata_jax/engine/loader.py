@@ -1,6 +1,7 @@
 """From a checked pack to what programs take: the vectors as arrays on the primary mesh."""
 
 import dataclasses
+from collections.abc import Sized
 from typing import Any
 
 import jax
@@ -133,3 +134,9 @@ def _ngram(pack: Pack, prefix: str) -> NgramParams:
         norm_conv=_streams(pack, prefix + "ple_norm_conv.weight"),
         conv_weight=_taps(pack, prefix + "ple_conv1d.weight"),
     )
+
+
+def num_tokens(pack: Pack) -> int:
+    """Ids that have a token; all of them where the file has no tokenizer."""
+    tokens = pack.file.metadata.get("tokenizer.ggml.tokens")
+    return len(tokens) if isinstance(tokens, Sized) and len(tokens) else pack.config.vocab_size

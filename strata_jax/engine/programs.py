@@ -32,10 +32,10 @@ class Numbers(NamedTuple):
     """Rows that are no drafts."""
 
 
-def best_id(logits: Float32[Array, " V"]) -> Int32[Array, ""]:
-    """Id of the largest logit, the lowest of equal ones; -1 if one is not finite."""
+def best_id(logits: Float32[Array, " V"], drawable: int) -> Int32[Array, ""]:
+    """Id under `drawable` of the largest logit, the lowest of equal ones; -1 if one is not finite."""
     finite = jnp.all(jnp.isfinite(logits))
-    return jnp.where(finite, jnp.argmax(logits), -1).astype(jnp.int32)
+    return jnp.where(finite, jnp.argmax(logits[:drawable]), -1).astype(jnp.int32)
 
 
 def window_program(

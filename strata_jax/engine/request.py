@@ -27,6 +27,8 @@ class SamplingSettings:
     """Taken off the logit of every id in the answer so far."""
     frequency_penalty: float = 0.0
     """Taken off once for every time an id stands in the answer so far."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Ids and what is added to their logits, after the penalties."""
 
     def __post_init__(self):
         _between("temperature", self.temperature, 0.0, 100.0)
@@ -35,6 +37,11 @@ class SamplingSettings:
         _between("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)
         _between("presence_penalty", self.presence_penalty, -1e3, 1e3)
         _between("frequency_penalty", self.frequency_penalty, -1e3, 1e3)
+        for token, bias in self.logit_bias:
+            _between(f"logit_bias of id {token}", bias, -1e3, 1e3)
+        ids = [token for token, _ in self.logit_bias]
+        if len(set(ids)) < len(ids) or min(ids, default=0) < 0:
+            raise UsageError(f"logit_bias: ids {ids}, expected different ids of 0 or more")
         if self.top_k < 0:
             raise UsageError(f"top_k: {self.top_k}, expected 0 (all) or more")
         if not 0 <= self.seed < 2**64:

@@ -1,6 +1,5 @@
-"""The model on the primary device: the only place that compiles. Owns parameters, state and store."""
+"""The model on the primary device: owns parameters, state and store, and puts steps into the queue."""
 
-import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator
@@ -10,20 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from strata_jax.config import MOST_DRAFTS, TILE_ROWS, KvType, ModelConfig, TierSettings
-from strata_jax.engine.device_sampling import DeviceSampling, compile_draws
-from strata_jax.engine.loader import Placing, load_params, primary_sharding
-from strata_jax.engine.programs import Numbers, best_id, tile_program, window_program
+from strata_jax.config import TILE_ROWS, ModelConfig
+from strata_jax.engine.compiler import Compiler, RunnerOptions, place_programs
+from strata_jax.engine.device_sampling import DeviceSampling
+from strata_jax.engine.loader import load_params, num_tokens
+from strata_jax.engine.programs import Numbers, tile_program, window_program
 from strata_jax.engine.request import SamplingSettings
 from strata_jax.engine.sampling import Sampler
 from strata_jax.engine.tiers import EngineTiers
 from strata_jax.errors import StrataError
-from strata_jax.model.state import DecodeState, empty_state, num_cells
-from strata_jax.ops.native import CPU, Backend
+from strata_jax.model.state import DecodeState, num_cells
 from strata_jax.ops.sets import native_ops
 from strata_jax.weights.budget import StepSizes
 from strata_jax.weights.device_table import DeviceNgramTable, HostReadTable
-from strata_jax.weights.draft_needs import DraftNeeds
 from strata_jax.weights.experts import TIMEOUT_MS
 from strata_jax.weights.matrices import fill_store
 from strata_jax.weights.ngram_table import NgramTable
@@ -31,35 +29,6 @@ from strata_jax.weights.pack import Pack
 
 GRAIN = 64
 """Tiles start at multiples of this; a prompt's last `n mod GRAIN` tokens go through windows."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunnerOptions:
-    """Sizes that are part of the compiled programs."""
-
-    max_context: int
-    """Positions the cache holds."""
-    window_rows: int = 8
-    """Width of the window program; a row's bits do not depend on it."""
-    kv: KvType = "fp16"
-    """How keys and values are cached."""
-    all_logits: bool = False
-    """Tiles give the logits of every row, not of the last one only."""
-    tiers: TierSettings = dataclasses.field(default_factory=TierSettings)
-    """Where experts lie and how they move; results do not depend on it."""
-    backend: Backend = CPU
-    """Whose kernels run."""
-    drafts: bool = False
-    """Windows may hold drafts."""
-    residual: bool = False
-    """Steps give the residual of their rows, which a drafter reads."""
-    draft_needs: DraftNeeds | None = None
-    """What the drafter takes of the memory."""
-
-    @property
-    def most_drafts(self) -> int:
-        """Rows of a window that may be drafts."""
-        return min(self.window_rows - 1, MOST_DRAFTS)
 
 
 class Runner:
@@ -76,6 +45,8 @@ class Runner:
         start = time.perf_counter()
         self.config = config
         self.options = options
+        self.drawable = num_tokens(pack)
+        """Ids that an answer may have: those of the file's tokens. Spare rows of the head never win."""
         # On a device the tiers hold the matrices, too.
         self._store = None if options.backend.is_device else fill_store(pack)
         self._last_table_report: dict[str, object] | None = None
@@ -100,12 +71,12 @@ class Runner:
             backend=options.backend,
         )
         """Over the model's matrices."""
-        self._sharding = primary_sharding(options.backend.platform)
+        self.placing = place_programs(options.backend)
+        """Where arrays go, and how programs are compiled, that work beside these."""
         # Flat, for a step takes them apart again every time it is called.
-        self._params, self._params_tree = jax.tree.flatten(load_params(pack, self._sharding))
+        self._params, params_tree = jax.tree.flatten(load_params(pack, self.placing.sharding))
         self.tile_rows = TILE_ROWS[options.backend.platform]
         """Rows of the tile program."""
-        self._cells = num_cells(options.max_context, self.tile_rows)
         self._state: DecodeState | None = None
         self._best: jax.Array | None = None
         self._queued: jax.Array | None = None
@@ -113,7 +84,7 @@ class Runner:
         """Tokens read so far, for good."""
         rows = options.window_rows if options.residual else 0
         self.no_residual = jax.device_put(
-            jnp.zeros((rows, config.num_streams, config.hidden), jnp.float32), self._sharding
+            jnp.zeros((rows, config.num_streams, config.hidden), jnp.float32), self.placing.sharding
         )
         """Residual of a window that read nothing [T, J, D]; empty unless residuals are asked for."""
         self.residual = self.no_residual
@@ -123,49 +94,23 @@ class Runner:
         self._drafted = self._kept = 0  # its drafts, and those of them that came true
         self.load_s = time.perf_counter() - start
         start = time.perf_counter()
-        self._empty = jax.jit(self._empty_state, out_shardings=self._sharding).lower().compile()
-        self._cleared = self._compile_cleared()
-        self._window = self._compile(
-            functools.partial(window_program, self.ops, self.config), options.window_rows, report
+        compiler = Compiler(
+            config=config,
+            options=options,
+            placing=self.placing,
+            cells=num_cells(options.max_context, self.tile_rows),
+            params=self._params,
+            params_tree=params_tree,
+            drawable=self.drawable,
+            report=report,
         )
-        self._tile = self._compile(
-            functools.partial(tile_program, self.ops, self.config, options.all_logits),
-            self.tile_rows,
-            report,
-        )
-        if options.backend.is_device:
-            report("compiling the draws")
-            rows = options.window_rows if options.drafts else 0
-            compile_draws(config.vocab_size, rows, self._sharding, self._result_sharding())
-            self._best_ids = self._compile_best_ids(rows) if rows else None
+        self._empty, self._cleared = compiler.empty(), compiler.cleared()
+        window = functools.partial(window_program, self.ops, config)
+        self._window = compiler.step(window, options.window_rows)
+        tile = functools.partial(tile_program, self.ops, config, options.all_logits)
+        self._tile = compiler.step(tile, self.tile_rows)
+        self._best_ids = compiler.draws()
         self.compile_s = time.perf_counter() - start
-
-    def _compile_cleared(self):
-        """The program that makes a state empty where it is."""
-        cleared = jax.jit(
-            lambda _: self._empty_state(),
-            donate_argnums=0,
-            keep_unused=True,
-            out_shardings=self._sharding,
-        )
-        return cleared.lower(self._state_shapes()).compile()
-
-    def _compile_best_ids(self, rows: int):
-        logits = jax.ShapeDtypeStruct(
-            (rows, self.config.vocab_size), jnp.float32, sharding=self._sharding
-        )
-        program = jax.jit(jax.vmap(best_id), out_shardings=self._result_sharding())
-        return program.lower(logits).compile()
-
-    def _empty_state(self) -> DecodeState:
-        options = self.options
-        return empty_state(self.config, self._cells, options.kv, options.most_drafts)
-
-    def _state_shapes(self):
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._sharding),
-            jax.eval_shape(self._empty_state),
-        )
 
     def _open_tiers(self, pack: Pack, report: Callable[[str], None]) -> EngineTiers:
         options = self.options
@@ -215,44 +160,6 @@ class Runner:
         if self._store is not None:
             self._store.close()
 
-    def _compile(self, program, rows: int, report: Callable[[str], None]):
-        report(f"compiling the program for {rows} rows")
-        place = functools.partial(jax.ShapeDtypeStruct, sharding=self._sharding)
-
-        def packed(params, state, packed_numbers, last_best):
-            # One transfer a step: the host need not know the id that the step before found.
-            ids, numbers = packed_numbers[:rows], Numbers(*packed_numbers[rows:])
-            ids = ids.at[0].set(jnp.where(numbers.follows == 1, last_best, ids[0]))
-            params = jax.tree.unflatten(self._params_tree, params)
-            logits, residual, state = program(params, state, ids, numbers)
-            # A device's memory is far: who wants one row, or its best id, does not fetch all.
-            best = best_id(logits[0]) if self.options.backend.is_device else jnp.int32(-1)
-            written = residual.written() if self.options.residual else jnp.zeros(0)
-            return best, best, logits[:1], logits, written, state
-
-        shardings = (self._result_sharding(), None, None, None, None, None)
-        jitted = jax.jit(packed, donate_argnums=1, out_shardings=shardings)
-        numbers, best = place((rows + len(Numbers._fields),), jnp.int32), place((), jnp.int32)
-        lowered = jitted.lower(self._params, self._state_shapes(), numbers, best)
-        return lowered.compile(_compiler_options(self.options.backend))
-
-    @property
-    def placing(self) -> Placing:
-        """Where arrays go, and how programs are compiled, that work beside these."""
-        backend = self.options.backend
-        return Placing(
-            backend=backend,
-            sharding=self._sharding,
-            result_sharding=self._result_sharding(),
-            compiler_options=_compiler_options(backend),
-        )
-
-    def _result_sharding(self) -> jax.sharding.Sharding:
-        """Of the best id: on a GPU the step itself writes it to the host's memory."""
-        if self.options.backend.name != "cuda":
-            return self._sharding
-        return self._sharding.with_memory_kind("pinned_host")
-
     def reset(self) -> None:
         """Forgets everything that was read."""
         self._queued = None
@@ -261,7 +168,9 @@ class Runner:
         # In place: a captured graph knows its addresses, and two caches at once may not fit.
         state, self._state = self._state, None
         self._state = self._empty() if state is None else self._cleared(state)
-        self._best = jax.device_put(np.int32(0), self._sharding)  # the old one may be an error
+        self._best = jax.device_put(
+            np.int32(0), self.placing.sharding
+        )  # the old one may be an error
         self.position = self._certain_end = self._drafted = self._kept = 0
 
     def read_tile(self, ids: np.ndarray, *, want_logits: bool) -> np.ndarray:
@@ -374,7 +283,8 @@ class Runner:
         if not self.options.backend.is_device:
             for _ in range(count):
                 logits = self.read_window(np.asarray([token], np.int32))[0]
-                token = int(np.argmax(logits)) if np.isfinite(logits).all() else -1
+                best = int(np.argmax(logits[: self.drawable]))
+                token = best if np.isfinite(logits).all() else -1
                 yield token
             return
         if count == 0:
@@ -470,7 +380,9 @@ class Runner:
         """Draws on the device from what `sampler` saw so far on; None on the CPU, where it may go on."""
         if not self.options.backend.is_device:
             return None
-        return DeviceSampling(settings, sampler, self._sharding, self._result_sharding())
+        return DeviceSampling(
+            settings, sampler, self.placing.sharding, self.placing.result_sharding
+        )
 
     def _wait(self, best: jax.Array) -> None:
         """For a step, by its best id; raises what the step raised."""
@@ -505,8 +417,3 @@ class Runner:
             self._table.close()
             self._table = None
         self._close_store()
-
-
-def _compiler_options(backend: Backend) -> dict[str, Any] | None:
-    """Contract R: on a GPU nothing is chosen by timing it."""
-    return {"xla_gpu_autotune_level": 0} if backend.name == "cuda" else None

@@ -3,7 +3,7 @@
 import numpy as np
 
 from strata_jax.engine.request import SamplingSettings
-from strata_jax.errors import StrataError
+from strata_jax.errors import StrataError, UsageError
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this leave the largest logit alone: the lowest id of equal ones, no draw."""
@@ -13,16 +13,33 @@ class Sampler:
     """Draws one id a position. The draw is a function of logits, history, seed and position only."""
 
     def __init__(self, settings: SamplingSettings, prompt: tuple[int, ...], vocab_size: int):
+        """Takes what decides the draws.
+
+        Args:
+            settings: of the request.
+            prompt: ids that were read.
+            vocab_size: ids that may be drawn: those under it, however many logits there are.
+
+        Raises:
+            UsageError: for a bias of an id that may not be drawn.
+        """
         self._settings = settings
         self.seen = np.zeros(vocab_size, bool)
         """Ids of the prompt and of the answer."""
-        self.seen[list(prompt)] = True
+        self.seen[[token for token in prompt if token < vocab_size]] = True
+        self.bias = np.zeros(vocab_size, np.float32)
+        """What is added to the logits."""
+        for token, bias in settings.logit_bias:
+            if token >= vocab_size:
+                raise UsageError(f"logit_bias: id {token}, expected ids from 0 to {vocab_size - 1}")
+            self.bias[token] = bias
         self.counts = np.zeros(vocab_size, np.int32)
         """How often an id stands in the answer."""
         self._penalised = (
             settings.repetition_penalty != 1.0
             or settings.presence_penalty != 0.0
             or settings.frequency_penalty != 0.0
+            or len(settings.logit_bias) > 0
         )
 
     @property
@@ -52,6 +69,7 @@ class Sampler:
         """
         if not np.isfinite(logits).all():
             raise _not_finite(position)
+        logits = logits[: len(self.seen)]
         if self._penalised:
             logits = self._penalise(logits)
         token = self._choose(logits, position)
@@ -67,7 +85,7 @@ class Sampler:
         x -= s.presence_penalty * (counts > 0) + s.frequency_penalty * counts
         logits = logits.copy()
         logits[ids] = x
-        return logits
+        return logits + self.bias
 
     def _choose(self, logits: np.ndarray, position: int) -> int:
         s = self._settings

@@ -3,7 +3,7 @@ from absl import flags
 
 from strata_jax.cli import flags as cli_flags
 from strata_jax.cli import sampling
-from strata_jax.errors import BadFileError
+from strata_jax.errors import BadFileError, UsageError
 
 FILE = {
     "general.sampling.temp": 0.5,
@@ -73,3 +73,16 @@ def test_names_recommendations_that_are_not_followed():
     assert sampling.not_followed(FILE) == ()
     (line,) = sampling.not_followed(FILE | {"general.sampling.mirostat": 2})
     assert "general.sampling.mirostat: the file recommends 2" in line
+
+
+def test_biases_are_pairs():
+    assert _settings({}).logit_bias == ()
+    assert _settings({}, "--logit_bias=198:-100,256:1.5").logit_bias == ((198, -100.0), (256, 1.5))
+
+
+@pytest.mark.parametrize(
+    "value", ["", "7", "7:", "a:1", "7:1:2", "7:1,", "7:nan", "7:1,7:2", "-1:2"]
+)
+def test_refuses_what_is_no_bias(value: str):
+    with pytest.raises(UsageError, match="logit_bias"):
+        _settings({}, f"--logit_bias={value}")

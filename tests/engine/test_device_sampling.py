@@ -41,6 +41,8 @@ def random_logits(seed: int, rows: int = 8, size: int = VOCAB) -> np.ndarray:
         SamplingSettings(temperature=0.0, presence_penalty=2.0, frequency_penalty=0.5),
         SamplingSettings(top_k=5, repetition_penalty=1.3, frequency_penalty=1.0, temperature=2.0),
         SamplingSettings(top_p=0.0),
+        SamplingSettings(temperature=0.0, logit_bias=((7, 20.0), (9, -5.0))),
+        SamplingSettings(top_k=8, repetition_penalty=1.3, logit_bias=((7, 9.0), (11, 12.0))),
     ],
 )
 def test_draws_what_the_host_draws(chosen: SamplingSettings):
@@ -127,3 +129,17 @@ def test_draws_after_the_rows_of_a_window_as_one_by_one(chosen: SamplingSettings
     # What was rejected has left no trace.
     rest = range(came_true + 1, len(logits))
     assert [int(device.draw(logits[i][None], 5 + i)[0]) for i in rest] == expected[came_true + 1 :]
+
+
+@pytest.mark.parametrize("chosen", [SamplingSettings(temperature=0.0), SamplingSettings(top_k=4)])
+def test_ids_that_have_no_token_never_win(chosen: SamplingSettings):
+    logits = random_logits(6, 4)
+    logits[:, 2990:] = 90.0
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    device = DeviceSampling(chosen, Sampler(chosen, (2995,), 2990), sharding, sharding)
+
+    one = [int(device.draw(row[None], i)[0]) for i, row in enumerate(logits)]
+    rows = np.asarray(device.draw_rows(logits, np.asarray([1, 2], np.int32), 0))
+
+    assert max(one) < 2990
+    assert rows.max() < 2990

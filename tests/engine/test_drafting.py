@@ -1,5 +1,6 @@
 """Who drafts for a window, and what is counted."""
 
+import jax.numpy as jnp
 import numpy as np
 
 from strata_jax.engine.draft_length import DraftLength
@@ -57,7 +58,7 @@ def test_the_next_drafter_is_asked_where_one_has_nothing():
 def test_all_drafters_hear_what_was_read():
     drafters = [FakeDrafter([1]), FakeDrafter([2])]
 
-    drafting(*drafters).read(np.asarray([5, 6]), np.zeros(0), 3)
+    drafting(*drafters).read(np.asarray([5, 6]), jnp.zeros(0), 3)
 
     assert [each.told for each in drafters] == [[(3, [5, 6])]] * 2
 

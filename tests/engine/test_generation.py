@@ -89,6 +89,7 @@ def test_drafts_change_neither_ids_nor_logits(runner, answers, sampling, drafts,
     assert list(generation) == ids
     assert same_bits(generation.logits, logits)
     counts = generation.drafts
+    assert counts is not None
     assert counts["drafted"] > 0
     assert (counts["accepted"] > 0) == (percent > 0)
     assert (counts["accepted"] < counts["drafted"]) == (percent < 100)
@@ -196,6 +197,7 @@ def test_any_acceptance_leaves_the_state_of_reading_one_by_one(runner, stepper, 
     runner.reset()
     runner.read_tile(np.asarray(text), want_logits=True)
     following = iter(ids[64:])
+    logits, kept = np.zeros((1, 512), np.float32), 0
     for drafts, kept, wrong in windows:
         kept = min(drafts, kept)
         new = [int(next(following)) for _ in range(1 + kept)]

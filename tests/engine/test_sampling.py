@@ -1,6 +1,7 @@
 """From logits to ids: against a slow reference, and what may decide a draw."""
 
 import collections
+import dataclasses
 import math
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from strata_jax.engine.request import SamplingSettings
 from strata_jax.engine.sampling import Sampler, candidates, uniform
-from strata_jax.errors import StrataError
+from strata_jax.errors import StrataError, UsageError
 
 VOCAB = 50
 
@@ -222,3 +223,29 @@ def test_a_penalty_leaves_the_callers_logits_alone():
     pick(logits, prompt=range(50), repetition_penalty=1.5, frequency_penalty=1.0)
 
     assert np.array_equal(logits, before)
+
+
+def test_a_bias_is_added_after_the_penalties():
+    logits = [1.0, 4.0, 3.0]
+
+    assert pick(logits, temperature=0.0, logit_bias=((2, 1.5),)) == 2
+    assert (
+        pick(logits, prompt=(1,), temperature=0.0, repetition_penalty=2.0, logit_bias=((1, 1.1),))
+        == 1
+    )
+    assert pick(logits, temperature=0.0, logit_bias=((1, -100.0),)) == 2
+
+
+@pytest.mark.parametrize("chosen", [{"temperature": 0.0}, {"temperature": 100.0}, {"top_k": 5}])
+def test_ids_that_have_no_token_never_win(chosen):
+    made = SamplingSettings(**chosen)
+    logits = np.asarray([0.0, 1.0, 0.5, 50.0, 50.0], np.float32)
+
+    for seed in range(20):
+        sampler = Sampler(dataclasses.replace(made, seed=seed), (4,), 3)
+        assert sampler.pick(logits, 7) < 3
+
+
+def test_refuses_a_bias_of_an_id_that_has_no_token():
+    with pytest.raises(UsageError, match="logit_bias: id 3, expected ids from 0 to 2"):
+        Sampler(SamplingSettings(logit_bias=((3, 1.0),)), (), 3)

@@ -1,6 +1,7 @@
 """Drafts from known answers."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ NONE = np.zeros(0, np.float32)
 TEXT = np.arange(10, 40, dtype=np.int32)
 
 
-def drafts(percent, count=8, texts=(TEXT,), read=TEXT[1:5]):
+def drafts(percent, count=8, texts=(TEXT,), read: Sequence[int] = tuple(TEXT[1:5])):
     drafter = ScriptedDrafter(list(texts), percent)
     drafter.read(np.asarray(read, np.int32), NONE, 0)
     return drafter.draft(count).ids
@@ -32,7 +33,7 @@ def test_spoils_its_share(percent, right):
 def test_takes_the_text_that_begins_like_the_sequence():
     other = np.concatenate([TEXT[:5], TEXT[:5]])
 
-    assert drafts(100, texts=(other, TEXT), read=TEXT[1:6]).tolist() == TEXT[6:14].tolist()
+    assert drafts(100, texts=(other, TEXT), read=tuple(TEXT[1:6])).tolist() == TEXT[6:14].tolist()
     assert drafts(100, read=[1, 2, 3]).tolist() == []
 
 
