@@ -28,7 +28,7 @@ NOT_OPS = {
     "cells",
 }
 """Modules of strata_jax/ops that define no op; modules named *_ref specify bits for several."""
-DEVICE_ONLY = {"gdn_chunk", "ngram_ask"}
+DEVICE_ONLY = {"gdn_chunk", "ngram_ask", "route"}
 """Ops for which the CPU runs another one, or none."""
 XLA_HEADERS = {"common/check.h", "common/cells_ffi.h", "ops/handlers.h", "cuda/handlers.h"}
 TOPICS = {"goldens", "kernels", "device", "device_tiles"}

@@ -17,6 +17,7 @@
 #include "cuda/ops/qsa_attend.h"
 #include "cuda/ops/qsa_select.h"
 #include "cuda/ops/quant_matmul.h"
+#include "cuda/ops/route.h"
 #include "cuda/peer_access.h"
 #include "cuda/peer_store.h"
 #include "weights/ngram_table_bind.h"
@@ -36,7 +37,7 @@ constexpr Target kTargets[] = {
     {"embed_rows", EmbedRowsFfi},     {"ngram_rows", NgramRowsFfi}, {"gdn_window", GdnWindowFfi},
     {"qsa_append", QsaAppendFfi},     {"qsa_select", QsaSelectFfi}, {"qsa_attend", QsaAttendFfi},
     {"hyper_read", HyperReadFfi},     {"ngram_gate", NgramGateFfi}, {"gdn_chunk", GdnChunkFfi},
-    {"ngram_ask", NgramAskFfi},
+    {"ngram_ask", NgramAskFfi},       {"route", RouteFfi},
 };
 
 py::dict Targets() {
@@ -117,6 +118,13 @@ int64_t MatmulWorkspace(int64_t slot, int64_t layer, const std::vector<int64_t>&
   std::vector<const DeviceMatrix*> matrices;
   for (const int64_t role : roles) matrices.push_back(&MatrixOf(*store, role, layer));
   return QuantMatmulWorkspace(num_rows, matrices) * 4;
+}
+
+int64_t RouterWorkspace(int64_t slot, int64_t layer, const std::array<int64_t, 2>& roles,
+                        int64_t num_rows) {
+  const auto store = StoreAt(slot);
+  return 4 * RouteWorkspace(num_rows, MatrixOf(*store, roles[0], layer),
+                            MatrixOf(*store, roles[1], layer));
 }
 
 int64_t ReadWorkspace(int64_t slot, int64_t layer, int64_t down, int64_t num_rows,
@@ -315,6 +323,8 @@ void BindDevice(py::module_& module) {
       },
       py::arg("types"), py::arg("hidden"), py::arg("width"), "Bytes of one expert's slot.");
   module.def("quant_matmul_workspace", &MatmulWorkspace, py::arg("store"), py::arg("layer"),
+             py::arg("roles"), py::arg("num_rows"), "Bytes.");
+  module.def("route_workspace", &RouterWorkspace, py::arg("store"), py::arg("layer"),
              py::arg("roles"), py::arg("num_rows"), "Bytes.");
   module.def("hyper_read_workspace", &ReadWorkspace, py::arg("store"), py::arg("layer"),
              py::arg("down"), py::arg("num_rows"), py::arg("num_streams"), "Bytes.");

@@ -3,7 +3,6 @@
 from jaxtyping import Array, Float32, Int32
 
 from strata_jax.config import ModelConfig
-from strata_jax.ops.roles import Role
 from strata_jax.ops.sets import OpSet
 
 
@@ -16,12 +15,11 @@ def moe_block(
     layer: int,
 ) -> Float32[Array, "T D"]:
     """Routes each row to its experts and sums them. Source: model.md, section 6."""
-    logits = ops.quant_matmul(
+    ids, weights, shared = ops.route(
         x,
         live,
         layer=layer,
-        roles=(Role.FFN_ROUTER, Role.FFN_SHARED_ROUTER),
-        num_columns=config.num_experts + 1,
+        num_experts=config.num_experts,
+        num_active=config.num_experts_active,
     )
-    ids, weights, shared = ops.router_topk(logits, live, num_active=config.num_experts_active)
     return ops.expert_ffn(x, ids, weights, shared, live, layer=layer)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from strata_jax.ops import expert_ffn
+from strata_jax.ops import expert_ffn, route
 from strata_jax.ops.case_matrices import Matrix, make_matrix, matrix_shape
 from strata_jax.ops.cases import Case
 from strata_jax.ops.cells import scale_groups
@@ -100,6 +100,24 @@ def _embed_rows(case: Case, rng: np.random.Generator) -> Call:
         matrices={Role.TOKEN_EMBD: table},
         macs=0,
         num_bytes=case.rows * (row_bytes + 4 * table.cols),
+    )
+
+
+def _route(case: Case, rng: np.random.Generator) -> Call:
+    matrices = {role: make_matrix(case, role, rng) for role in route.ROLES}
+    c = case.config
+    x = _normal(rng, case.rows, c.hidden)
+    return Call(
+        op="route",
+        operands=(x, np.int32(case.rows)),
+        attributes={
+            "layer": 0,
+            "num_experts": c.num_experts,
+            "num_active": c.num_experts_active,
+        },
+        matrices=matrices,
+        macs=x.size * (c.num_experts + 1),
+        num_bytes=sum(m.data.nbytes for m in matrices.values()) + x.nbytes,
     )
 
 
@@ -313,6 +331,7 @@ _MAKERS: dict[str, Callable[[Case, np.random.Generator], Call]] = {
     "ngram_ask": _ngram_ask,
     "ngram_rows": _ngram_rows,
     "hyper_read": _hyper_read,
+    "route": _route,
     "router_topk": _router_topk,
     "ngram_gate": _ngram_gate,
     "gdn_window": _gdn("gdn_window"),

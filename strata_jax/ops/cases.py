@@ -221,6 +221,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     "ngram_ask": _cases(),
     "ngram_rows": _cases(),
     "hyper_read": _cases(),
+    "route": _cases(),
     "router_topk": _cases(),
     "ngram_gate": _cases(),
     "gdn_window": _cases(),
@@ -237,6 +238,7 @@ ROW_OPERANDS = {
     "ngram_ask": (0, 1),
     "ngram_rows": (0, 1),
     "hyper_read": (0, 1, 2),
+    "route": (0,),
     "router_topk": (0,),
     "ngram_gate": (0, 5),
     "gdn_window": (0,),
@@ -269,6 +271,8 @@ TOLERANCES = {
     "hyper_read": 0.01,
     # float32 sums in another order, and the other side's exp, cos and sin.
     "router_topk": 1e-6,
+    # The logits are sums in another order.
+    "route": 1e-4,
     "gdn_window": 5e-6,
     "qsa_append": 1e-6,
     "qsa_attend": 5e-6,

@@ -28,6 +28,7 @@ from strata_jax.ops import (
     qsa_attend,
     qsa_select,
     quant_matmul,
+    route,
     router_topk,
 )
 from strata_jax.ops.native import CPU, Backend
@@ -52,6 +53,8 @@ class OpSet:
     """(tokens, streams, live, *, ngram) -> [T, W*C]"""
     hyper_read: Op
     """(streams, y, beta, norm, live, *, layer, roles, eps) -> streams, [T, D], [T, J]"""
+    route: Op
+    """(x, live, *, layer, num_experts, num_active) -> [T, A], [T, A], [T]"""
     router_topk: Op
     ngram_gate: Op
     gdn_window: Op
@@ -80,6 +83,11 @@ def native_ops(
     def bound(op: Op, **slots: int) -> Op:
         return functools.partial(op, **slots, backend=backend)
 
+    def routed(x, live, *, layer: int, num_experts: int, num_active: int):
+        columns = {"roles": route.ROLES, "num_columns": num_experts + 1}
+        logits = bound(quant_matmul.quant_matmul, store=store)(x, live, layer=layer, **columns)
+        return bound(router_topk.router_topk)(logits, live, num_active=num_active)
+
     return OpSet(
         quant_matmul=bound(quant_matmul.quant_matmul, store=store),
         expert_ffn=bound(expert_ffn.expert_ffn, store=store, tiers=tiers),
@@ -87,6 +95,7 @@ def native_ops(
         ngram_ask=bound(ngram_ask.ngram_ask, table=table) if is_asked else ngram_ask.ngram_ask_ref,
         ngram_rows=bound(ngram_rows.ngram_rows, table=table),
         hyper_read=bound(hyper_read.hyper_read, store=store),
+        route=bound(route.route, store=store) if backend.is_device else routed,
         router_topk=bound(router_topk.router_topk),
         ngram_gate=bound(ngram_gate.ngram_gate),
         gdn_window=bound(gdn_window.gdn_window),
@@ -112,6 +121,11 @@ def plain_ops(matrices: Mapping[tuple[Role, int], np.ndarray]) -> OpSet:
     def experts(x, ids, weights, shared_weights, live, *, layer: int):
         chosen = [matrix(role, layer) for role in expert_ffn.ROLES]
         return expert_ffn.expert_ffn_ref(x, ids, weights, shared_weights, live, matrices=chosen)
+
+    def routed(x, live, *, layer: int, num_experts: int, num_active: int):
+        chosen = [matrix(role, layer) for role in route.ROLES]
+        assert len(chosen[0]) == num_experts
+        return route.route_ref(x, live, matrices=chosen, num_active=num_active)
 
     def read(streams, y, beta, norm, live, *, layer: int, roles: Sequence[Role | None], eps: float):
         chosen = [None if role is None else matrix(role, layer) for role in roles]
@@ -141,6 +155,7 @@ def plain_ops(matrices: Mapping[tuple[Role, int], np.ndarray]) -> OpSet:
         ngram_ask=ngram_ask.ngram_ask_ref,
         ngram_rows=ngrams,
         hyper_read=read,
+        route=routed,
         router_topk=router_topk.router_topk_ref,
         ngram_gate=ngram_gate.ngram_gate_ref,
         gdn_window=gdn_window.gdn_window_ref,

@@ -30,6 +30,7 @@ EXACT = {"quant_matmul", "expert_ffn", "embed_rows", "ngram_rows"}
 CLOSE = {
     # The same sums in another order, and the other library's exp, cos and sin.
     "router_topk": 1e-6,
+    "route": 1e-6,
     "hyper_read": 2e-3,  # a product rounds its input to int8 again
     "gdn_window": 2e-5,
     "ngram_gate": 5e-4,  # near z = 0 the gate's signed root makes 1e-6 a step of 1e-3
