@@ -42,11 +42,11 @@ def residuals(pack: Pack, ids: np.ndarray, *, plain: bool = False) -> np.ndarray
     else:
         store, table = fill_store(pack), NgramTable(pack, "mmap", print)
         ops = native_ops(store.slot, table=table.slot)
-    state = empty_state(pack.config, num_cells(CELLS, rows), "f32")
+    state = empty_state(pack.config, num_cells(CELLS, rows), "f32", 0)
     params = load_params(pack, primary_sharding("cpu"))
-    run = jax.jit(functools.partial(forward, ops, ops.gdn_chunk, pack.config))
+    run = jax.jit(functools.partial(forward, ops, pack.config))
     found, _ = run(params, state, padded, np.int32(0), np.int32(len(ids)))
-    return np.asarray(found.streams + found.beta[:, :, None] * found.y[:, None])[: len(ids)]
+    return np.asarray(found.written())[: len(ids)]
 
 
 class OpenDraft:

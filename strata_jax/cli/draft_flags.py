@@ -1,14 +1,16 @@
 """Flags of drafts: guesses of several ids that one window verifies, and of the draft layer that makes them."""
 
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from absl import flags
 
 from strata_jax.cli.flags import AUTO, define_choice, define_number
 from strata_jax.config import DraftSettings, HiddenNorm
-from strata_jax.engine.scripted_drafter import DraftScript
 from strata_jax.errors import UsageError
+
+if TYPE_CHECKING:  # usage waits for no numpy
+    from strata_jax.engine.scripted_drafter import DraftScript
 
 OFF = "off"
 _DEFAULTS = DraftSettings()
@@ -81,12 +83,14 @@ def define_draft_layer(values: flags.FlagValues) -> None:
     )
 
 
-def script(value: str | None) -> DraftScript | None:
+def script(value: str | None) -> "DraftScript | None":
     """The value of --draft_script.
 
     Raises:
         UsageError: if it is none.
     """
+    from strata_jax.engine.scripted_drafter import DraftScript
+
     if value is None:
         return None
     percent, colon, path = value.partition(":")

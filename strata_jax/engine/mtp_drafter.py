@@ -68,7 +68,8 @@ class MtpDrafter:
         self._sizes = sizes
         self._most = settings.most
         self._block = min(sizes.tile_rows, BLOCK_ROWS)
-        self._params = params
+        # Flat, for a call takes them apart again every time.
+        self._params, self._params_tree = jax.tree.flatten(params)
         self._cells: AttentionCells | None = None
         self.origin = 0
         """Position of the oldest cell."""
@@ -141,7 +142,10 @@ class MtpDrafter:
         self._nothing = jax.device_put(jnp.zeros(window, jnp.float32), placing.sharding)
 
         def compiled(program, residual: Any, numbers: int, out: Any):
-            jitted = jax.jit(program, donate_argnums=1, out_shardings=out)
+            def flat(params, *rest):
+                return program(jax.tree.unflatten(self._params_tree, params), *rest)
+
+            jitted = jax.jit(flat, donate_argnums=1, out_shardings=out)
             arguments = (self._params, shapes, residual, place((numbers,), jnp.int32))
             return jitted.lower(*arguments).compile(placing.compiler_options)
 

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from strata_jax.config import DraftSettings, TierSettings
+from strata_jax.config import DraftSettings, Platform, TierSettings
 from strata_jax.ops.cases import EMBEDDED
 from strata_jax.weights.budget import MIB, StepSizes
 from strata_jax.weights.draft_needs import draft_kv, draft_needs, draft_sizes
@@ -56,9 +56,11 @@ def pack(tmp_path):
         yield opened
 
 
-def needs(pack, platform="cpu", context=4096, **settings):
+def needs(pack, platform: Platform = "cpu", context=4096, **settings):
     steps = StepSizes(tile_rows=256)
-    return draft_needs(pack, DraftSettings(**settings), context, "fp16", steps, platform)
+    found = draft_needs(pack, DraftSettings(**settings), context, "fp16", steps, platform)
+    assert found is not None
+    return found
 
 
 def test_counts_the_layers_weights_as_they_lie(pack):
@@ -94,7 +96,7 @@ def test_counts_the_cache_and_the_residuals(pack):
 def test_needs_nothing_without_a_draft_layer(tmp_path):
     path = make_model(tmp_path / "trunk.gguf", dataclasses.replace(TINY, drafts=0)).path
     with open_pack(path) as pack:
-        assert needs(pack) is None
+        assert draft_needs(pack, DraftSettings(), 4096, "fp16", StepSizes(), "cpu") is None
 
 
 def test_needs_nothing_where_none_is_wanted(pack):
