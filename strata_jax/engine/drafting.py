@@ -82,11 +82,6 @@ class Drafting:
         for source in self._sources:
             source.drafter.read(ids, residual, position)
 
-    @property
-    def paused(self) -> int:
-        """Windows to come in which nobody drafts."""
-        return min(source.length.paused if source.length else 0 for source in self._sources)
-
     def next(self, room: int) -> np.ndarray:
         """Drafts for the next window, int32 [n], at most `room`; may be none."""
         room = min(room, self._most)

@@ -172,14 +172,13 @@ class Generation:
         draws = self._draws(sampler) if on_device else None
         told_s = 0.0
         while True:
-            pause = min(drafting.paused, self._room()) if on_device else 0
-            if pause > 1:
-                for undrafted in self._undrafted_ids(token, pause, sampler, draws):
+            position, began = runner.position, time.perf_counter()
+            drafts = drafting.next(self._room() - 1)
+            if on_device and len(drafts) == 0:
+                for undrafted in self._undrafted_ids(token, sampler, draws):
                     token = undrafted
                     yield token
                 continue
-            position, began = runner.position, time.perf_counter()
-            drafts = drafting.next(self._room() - 1)
             ids = np.asarray([token, *drafts], np.int32)
             found = self._verified(ids, sampler, draws, on_device)
             drafting.seen(len(drafts), len(found) - 1, told_s + time.perf_counter() - began)
@@ -214,14 +213,22 @@ class Generation:
         return found
 
     def _undrafted_ids(
-        self, token: int, count: int, sampler: Sampler, draws: DeviceSampling | None
+        self, token: int, sampler: Sampler, draws: DeviceSampling | None
     ) -> Iterator[int]:
-        """`count` ids found on a device while nobody drafts; the drafters follow."""
+        """Ids found on a device, which is a step ahead of the host, until there are drafts.
+
+        Waiting for each id before the next step is queued would cost as much as many a step. So drafts
+        that turn up have to wait for the step that is in the queue by then.
+        """
         runner, drafting = self._runner, self._drafting
         assert drafting is not None
         position, began = runner.position, time.perf_counter()
-        for found in runner.best_ids(token, count, draws):
-            token = sampler.check_found(found, position + 1)
+        queued, is_last = runner.queue_one(token, draws), False
+        while queued is not None:
+            wanted = self._request.max_tokens - self._count
+            has_room = wanted > 1 and runner.position < runner.options.max_context
+            ahead = runner.queue_one(None, draws) if has_room and not is_last else None
+            token = sampler.check_found(runner.wait_one(queued), position + 1)
             drafting.read(np.asarray([token], np.int32), runner.residual, position)
             drafting.seen(0, 0, time.perf_counter() - began)
             self._windows[1] += 1
@@ -229,6 +236,8 @@ class Generation:
             position += 1
             yield token
             began = time.perf_counter()
+            is_last = ahead is not None and len(drafting.next(self._room() - 2)) > 0
+            queued = ahead
 
     def _read_prompt(self) -> np.ndarray:
         """Reads the prompt by tiles, its end by windows; returns the logits after its last id."""

@@ -1,5 +1,6 @@
 """The model on the primary device: owns parameters, state and store, and puts steps into the queue."""
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,16 @@ from strata_jax.weights.pack import Pack
 
 GRAIN = 64
 """Tiles start at multiples of this; a prompt's last `n mod GRAIN` tokens go through windows."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Queued:
+    """A step of one row that a device may not have done yet."""
+
+    found: jax.Array
+    """Its id."""
+    residual: jax.Array
+    """See `Runner.residual`."""
 
 
 class Runner:
@@ -277,8 +288,9 @@ class Runner:
     ) -> Iterator[int]:
         """Reads `token`, then every id it yields but the last; see `read_best`.
 
-        With `sampling`, on a device, every id is drawn instead. A device has the next step in its queue while the host looks at the id of this one. Who stops
-        early leaves a step behind that was read for nothing: reset before the next prompt.
+        With `sampling`, on a device, every id is drawn instead. A device has the next step in its queue
+        while the host looks at the id of this one. Who stops early leaves a step behind that was read for
+        nothing: reset before the next prompt.
         """
         if not self.options.backend.is_device:
             for _ in range(count):
@@ -287,21 +299,36 @@ class Runner:
                 token = best if np.isfinite(logits).all() else -1
                 yield token
             return
-        if count == 0:
-            return
-        ahead = self._start_one(token, False, sampling), self.residual
+        ahead = self.queue_one(token, sampling) if count else None
         for done in range(1, count + 1):
-            found, residual = ahead
-            if done < count:
-                ahead = self._start_one(token, True, sampling), self.residual
-            self.residual = residual
-            try:
-                token = int(np.asarray(found))
-            except (ValueError, RuntimeError):
-                self._state = None
-                raise
-            self._after_window(self.position)
-            yield token
+            queued, ahead = ahead, self.queue_one(None, sampling) if done < count else None
+            assert queued is not None
+            yield self.wait_one(queued)
+
+    def queue_one(self, token: int | None, sampling: DeviceSampling | None) -> Queued:
+        """Queues a step of one row on a device, and the draw after it, if `sampling` shall draw.
+
+        Args:
+            token: to read; None: the id that the step before finds.
+            sampling: see `best_ids`.
+        """
+        ids, follows = np.asarray([token or 0], np.int32), token is None
+        rows = self.options.window_rows
+        found, first, _ = self._start(self._window, rows, ids, 1, follows=follows)
+        if sampling is not None:
+            found, self._best = sampling.draw(first, self.position)
+        return Queued(found=found, residual=self.residual)
+
+    def wait_one(self, queued: Queued) -> int:
+        """The id that a queued step found, the oldest first; -1 if a logit is not finite."""
+        self.residual = queued.residual
+        try:
+            token = int(np.asarray(queued.found))
+        except (ValueError, RuntimeError):
+            self._state = None
+            raise
+        self._after_window(self.position)
+        return token
 
     def read_ahead(self, before: np.ndarray, ids: np.ndarray) -> None:
         """Starts reading the n-gram rows of `ids`, which will follow `before`; returns at once."""
@@ -363,16 +390,6 @@ class Runner:
         self.position = self._certain_end = self.position + certain
         self._drafted, self._kept = len(ids) - certain, 0
         return best, first, logits
-
-    def _start_one(self, token: int, follows: bool, sampling: DeviceSampling | None) -> jax.Array:
-        """Queues a step of one row, and the draw after it; returns the id it will have found."""
-        ids = np.asarray([token], np.int32)
-        found, first, _ = self._start(
-            self._window, self.options.window_rows, ids, 1, follows=follows
-        )
-        if sampling is not None:
-            found, self._best = sampling.draw(first, self.position)
-        return found
 
     def device_sampling(
         self, settings: SamplingSettings, sampler: Sampler

@@ -248,11 +248,33 @@ def test_drafters_hear_of_every_position_once_with_its_residual(runner, answers)
 
     for recorder in told:
         count = len(recorder.ids)
-        assert recorder.positions == list(range(count))
-        assert recorder.ids == [*PROMPT, *ids][1 : count + 1]
+        assert recorder.positions == list(range(-1, count - 1))  # the first id follows nothing
+        assert recorder.ids == [*PROMPT, *ids][:count]
         assert count >= len(PROMPT) + len(ids) - 9
     shortest = min(len(recorder.ids) for recorder in told)
     residuals = [np.concatenate(recorder.residuals)[:shortest] for recorder in told]
     assert residuals[0].shape == (shortest, 4, 64)
     assert same_bits(residuals[0], residuals[1])
     assert same_bits(residuals[0], residuals[2])
+
+
+class Sometimes(Recorder):
+    """Has drafts for two positions in five only."""
+
+    def draft(self, count: int) -> Drafted:
+        return super().draft(count if self.positions[-1] % 5 < 2 else 0)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 14])
+def test_a_device_goes_ahead_while_nobody_drafts(emulated, tokens):
+    ids = list(begin(emulated, SAMPLED, logits=False, tokens=14))
+    drafter = Sometimes(script(ids, 100))
+
+    generation = begin(emulated, SAMPLED, drafter, drafts=3, tokens=tokens, logits=False)
+
+    assert list(generation) == ids[:tokens]
+    assert drafter.positions == list(range(-1, len(drafter.ids) - 1))
+    assert drafter.ids == [*PROMPT, *ids][: len(drafter.ids)]
+    if tokens == 14:
+        assert generation.windows[1] > 2
+        assert generation.windows[4] >= 1
