@@ -29,8 +29,6 @@ __global__ void __launch_bounds__(kDownWarps * 32)
   __shared__ __align__(16) unsigned char quantised[QuantizedBytes(kMostRows, 256)];
   __shared__ __align__(16) float normed[kMostRows * 256];
   __shared__ float scratch[2 * kDownWarps];
-  LetNextKernelBegin();
-  WaitForKernelBefore();
   STRATA_SHARED(unsigned char, grids);  // of down, then of inject
   const int segment = blockIdx.x;
   const int lane = threadIdx.x % 32;
@@ -88,37 +86,33 @@ __global__ void __launch_bounds__(kHeldDownWarps * 32)
     HyperDownHeldKernel(const __grid_constant__ HyperParams p) {
   __shared__ __align__(16) float normed[kMostRows * 256];
   __shared__ float products[kMostRows * kHeldPanels * 8 * 32];
-  constexpr int kWarpsOfPanel = 8 / kHeldBlocks;
-  LetNextKernelBegin();
+  __shared__ float scratch[2 * kHeldDownWarps];
   const int segment = blockIdx.x;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int place = warp / kWarpsOfPanel;  // of the panel within the block
-  const int first_block = warp % kWarpsOfPanel * kHeldBlocks;
+  const int place = warp / 8 * kHeldBlocks;  // of the warp's first panel within the block
+  const int own_block = warp % 8;
   const int blocks = min(8, p.down.cols / 32 - segment * 8);
   const auto rows_of = [&](int panel) {  // of the matrix that are in it
     if (panel < p.down_panels) return p.down.rows - panel * 32;
     return panel == p.down_panels && p.injected ? p.inject.rows : 0;
   };
-  const int panel = blockIdx.y * kHeldPanels + place;
-  const bool own = lane < rows_of(panel);
   Held held[kHeldBlocks] = {};
-  const int num_rows = SegmentRows(p, normed, [&] {
-    const bool is_down = panel < p.down_panels;
-    const PanelMatrix& m = is_down ? p.down : p.inject;
-    const uint8_t* unit = UnitAt(m, is_down ? panel : 0, segment);
+  const int num_rows = NormRows<kHeldDownWarps>(p, normed, scratch, [&] {
 #pragma unroll
     for (int k = 0; k < kHeldBlocks; ++k) {
-      if (own && first_block + k < blocks) Hold(unit, first_block + k, lane, &held[k]);
+      const int panel = blockIdx.y * kHeldPanels + place + k;
+      const bool is_down = panel < p.down_panels;
+      const PanelMatrix& m = is_down ? p.down : p.inject;
+      const uint8_t* unit = UnitAt(m, is_down ? panel : 0, segment);
+      if (lane < rows_of(panel) && own_block < blocks) Hold(unit, own_block, lane, &held[k]);
     }
   });
   if (num_rows <= 0) return;
   PrefetchUp(p);
-  const float* x[kHeldBlocks];
-  for (int k = 0; k < kHeldBlocks; ++k) x[k] = normed + (first_block + k) * 32;
-  // Blocks past the end give sums that are not used.
-  MultiplyHeld(held, x, 256, num_rows, [&](int k, int r, float product) {
-    products[((r * kHeldPanels + place) * 8 + first_block + k) * 32 + lane] = product;
+  // A block past the end gives sums that are not used.
+  MultiplyHeld(held, normed + own_block * 32, 256, num_rows, [&](int k, int r, float product) {
+    products[((r * kHeldPanels + place + k) * 8 + own_block) * 32 + lane] = product;
   });
   __syncthreads();
   for (int job = warp; job < num_rows * kHeldPanels; job += kHeldDownWarps) {
@@ -155,6 +149,7 @@ __global__ void __launch_bounds__(kUpWarps * 32)
     }
     copies = StageGridOf(p.up.type, shared + p.up_grid_at);
     WaitForKernelBefore();
+    LetNextKernelBegin();
   });
   if (num_rows <= 0) return ClearDeadRows(p);
   const auto first = Divided(warp, p.num_streams);
@@ -199,31 +194,36 @@ __global__ void __launch_bounds__(kHeldUpWarps * 32)
   float* products = mixed + kMostRows * p.rank;
   float* terms = products + kMostRows * jobs * 32;
   Held held[kHeldBlocks] = {};
-  const float* x[kHeldBlocks];
-  // Jobs warp, warp + kHeldUpWarps, ... of those from `first`: a stream's panel and a block.
+  // A pair is a block of kHeldBlocks streams' panels (the last stream again where there are too
+  // few); `first` is that of warp 0.
+  const int pairs = (p.num_streams + kHeldBlocks - 1) / kHeldBlocks * blocks;
+  QuotientAndRest pair = {};
   const auto hold = [&](int first) {
+    pair = Divided(min(first + warp, pairs - 1), blocks);
 #pragma unroll
     for (int k = 0; k < kHeldBlocks; ++k) {
-      const auto job = Divided(min(first + warp + k * kHeldUpWarps, jobs - 1), blocks);
-      const int panel = job.quotient * (p.width / 32) + blockIdx.x;
-      Hold(UnitAt(p.up, panel, job.rest / 8), job.rest % 8, lane, &held[k]);
-      x[k] = mixed + job.rest * 32;
+      const int stream = min(pair.quotient * kHeldBlocks + k, p.num_streams - 1);
+      const int panel = stream * (p.width / 32) + blockIdx.x;
+      Hold(UnitAt(p.up, panel, pair.rest / 8), pair.rest % 8, lane, &held[k]);
     }
   };
   const int num_rows = MixedRows(p, mixed, [&] {
     hold(0);
     WaitForKernelBefore();
+    LetNextKernelBegin();
   });
   if (num_rows <= 0) return ClearDeadRows(p);
   const auto place = Divided(warp, p.num_streams);
   MixInput input = {};
   if (place.quotient < num_rows) input = LoadMixInput(p, place.quotient, place.rest);
   __syncthreads();
-  for (int first = 0; first < jobs; first += kHeldBlocks * kHeldUpWarps) {
+  for (int first = 0; first < pairs; first += kHeldUpWarps) {
     if (first > 0) hold(first);
-    MultiplyHeld(held, x, p.rank, num_rows, [&](int k, int r, float product) {
-      const int job = first + warp + k * kHeldUpWarps;
-      if (job < jobs) products[(r * jobs + job) * 32 + lane] = product;
+    MultiplyHeld(held, mixed + pair.rest * 32, p.rank, num_rows, [&](int k, int r, float product) {
+      const int stream = pair.quotient * kHeldBlocks + k;
+      if (first + warp < pairs && stream < p.num_streams) {
+        products[(r * jobs + stream * blocks + pair.rest) * 32 + lane] = product;
+      }
     });
   }
   __syncthreads();
@@ -245,11 +245,12 @@ __global__ void __launch_bounds__(kHeldUpWarps * 32)
 
 std::string LaunchDown(const HyperReadArgs& a, const HyperParams& p, unsigned groups,
                        cudaStream_t stream) {
+  const auto held = [](const DeviceMatrix* m) { return m->type->type == GgmlType::kBF16; };
   const unsigned segments = static_cast<unsigned>(p.down_segments);
   const unsigned panels = static_cast<unsigned>(p.down_panels) + (p.injected ? 1 : 0);
   Shape shape;
   shape.stream = stream;
-  if (p.is_late) {
+  if (held(a.down) && (!p.injected || held(a.inject))) {
     shape.grid = dim3(segments, (panels + kHeldPanels - 1) / kHeldPanels, groups);
     shape.block = dim3(kHeldDownWarps * 32);
     return LaunchOverlapping(HyperDownHeldKernel, shape, p);
@@ -283,18 +284,9 @@ std::string LaunchUp(const HyperReadArgs& a, HyperParams p, unsigned groups, cud
 
 }  // namespace
 
-namespace {
-
-// Scales, or sums of squares.
-int64_t ScaleFloats(int64_t num_rows, int64_t num_streams, int64_t width) {
-  return num_rows * num_streams * std::max<int64_t>(width / kSquares, 1);
-}
-
-}  // namespace
-
 int64_t HyperReadWorkspace(int64_t num_rows, int64_t num_streams, int64_t width, int64_t rank) {
   const int64_t segments = (num_streams * width + 255) / 256;
-  return std::max(ScaleFloats(num_rows, num_streams, width) + num_rows * segments * (rank + 32),
+  return std::max(num_rows * num_streams + num_rows * segments * (rank + 32),
                   HyperReadTilesWorkspace(num_rows, num_streams, rank));
 }
 
@@ -319,7 +311,7 @@ std::string HyperRead(const HyperReadArgs& a, cudaStream_t stream) {
   p.x = a.x;
   p.next_beta = a.next_beta;
   p.scales = a.workspace;
-  p.sums = a.workspace + ScaleFloats(a.num_rows, a.num_streams, a.width);
+  p.sums = a.workspace + a.num_rows * a.num_streams;
   p.num_rows = static_cast<int32_t>(a.num_rows);
   p.num_streams = static_cast<int32_t>(a.num_streams);
   p.width = static_cast<int32_t>(a.width);
@@ -333,8 +325,6 @@ std::string HyperRead(const HyperReadArgs& a, cudaStream_t stream) {
   p.down = ViewOf(*a.down);
   if (p.injected) p.inject = ViewOf(*a.inject);
   p.up = ViewOf(*a.up);
-  const auto held = [](const DeviceMatrix* m) { return m->type->type == GgmlType::kBF16; };
-  p.is_late = held(a.down) && (!p.injected || held(a.inject)) && a.width % 256 == 0;
   const unsigned groups = static_cast<unsigned>((a.num_rows + kMostRows - 1) / kMostRows);
   const std::string error = LaunchDown(a, p, groups, stream);
   return error.empty() ? LaunchUp(a, p, groups, stream) : error;

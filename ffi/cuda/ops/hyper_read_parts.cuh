@@ -23,14 +23,13 @@ struct HyperParams {
   const int32_t* live;
   float* x;
   float* next_beta;
-  float* scales;  // [T, J] 1 / rms of each stream; or, where is_late, [T, J, D/128] sums of squares
+  float* scales;  // [T, J] 1 / rms of each stream
   float* sums;    // as SumsOf says; of down and inject
   int32_t num_rows, num_streams, width, rank, down_segments, down_panels;
   float eps;
   float inverse_width;    // 1 / D
   float inverse_streams;  // 1 / J
   bool injected;
-  bool is_late;        // the first kernel leaves the norm's scales to the second
   int32_t up_grid_at;  // of up's code book in the second kernel's shared memory
   PanelMatrix down, inject, up;
 };
@@ -132,7 +131,7 @@ __device__ __forceinline__ void AddSquares(const Quads& quads, float beta, float
 
 // Norms the block's segment of the streams of its live rows into `normed` [kMostRows, 256], by the
 // whole block of kWarps warps; returns how many rows there are, after a barrier. `scratch`: 2 *
-// kWarps floats. `ahead()` runs once the first loads are on their way; it may load, not wait.
+// kWarps floats. `ahead()` asks for what the kernel before does not write; it may load, not wait.
 template <int kWarps, typename Ahead>
 __device__ __forceinline__ int NormRows(const HyperParams& p, float* normed, float* scratch,
                                         const Ahead& ahead) {
@@ -167,13 +166,15 @@ __device__ __forceinline__ int NormRows(const HyperParams& p, float* normed, flo
     gamma = FloatsAt(p.norm + own_stream * p.width + own.rest);
     own_beta = p.beta[stream];
   };
+  const int num_rows = min(kMostRows, LiveNow(p) - first_row);
+  ahead();
+  WaitForKernelBefore();
+  LetNextKernelBegin();
   // The first row may be read without knowing that it is live: it is not used then.
   if (group == 0) {
     load_stream(0, first_stream);
     load_own(0);
   }
-  const int num_rows = min(kMostRows, LiveNow(p) - first_row);
-  ahead();
   int turn = 0;
   for (int r = group; r - group < num_rows; r += kGroups) {
     const bool live = r < num_rows;
@@ -215,51 +216,6 @@ __device__ __forceinline__ int NormRows(const HyperParams& p, float* normed, flo
   return num_rows;
 }
 
-// Values whose squares one warp of the first kernel adds.
-inline constexpr int kSquares = 128;
-
-// 1 / rms of a stream. All lanes of a warp together.
-__device__ __forceinline__ float ScaleOf(const HyperParams& p, int stream, int lane) {
-  if (!p.is_late) return p.scales[stream];
-  const int count = p.width / kSquares;
-  float sum = 0.0f;
-  for (int i = lane; i < count; i += 32) sum += p.scales[stream * count + i];
-  return rsqrtf(fmaf(WarpSum(sum), p.inverse_width, p.eps));
-}
-
-// beta * y + streams times gamma of a segment of 256 values, which lie in one stream: `values`
-// [kMostRows, 256] <- those of the live rows, without the norm's scale, by a block of two warps a
-// row. Ends with a barrier; returns the number of rows. `ahead()` asks for what it likes before the
-// kernel before is waited for.
-template <typename Ahead>
-__device__ __forceinline__ int SegmentRows(const HyperParams& p, float* values,
-                                           const Ahead& ahead) {
-  const int r = threadIdx.x / 64;
-  const int own = threadIdx.x % 64 * 4;
-  const int first_row = blockIdx.z * kMostRows;
-  const auto place = Divided(blockIdx.x * 256, p.width);
-  const int num_rows = min(kMostRows, LiveNow(p) - first_row);
-  const float4 gamma = FloatsAt(p.norm + blockIdx.x * 256 + own);
-  ahead();
-  WaitForKernelBefore();
-  // The first row may be read without knowing that it is live: it is not used then.
-  if (r == 0 || r < num_rows) {
-    const int stream = (first_row + r) * p.num_streams + place.quotient;
-    const float4 x = FloatsAt(p.streams + stream * p.width + place.rest + own);
-    const float4 y = FloatsAt(p.y + (first_row + r) * p.width + place.rest + own);
-    const float4 v = Written(p.beta[stream], y, x);
-    const float squares = fmaf(v.x, v.x, v.y * v.y) + fmaf(v.z, v.z, v.w * v.w);
-    const float sum = WarpSum(squares);
-    *reinterpret_cast<float4*>(values + r * 256 + own) =
-        make_float4(v.x * gamma.x, v.y * gamma.y, v.z * gamma.z, v.w * gamma.w);
-    if (blockIdx.y == 0 && own % kSquares == 0 && r < num_rows) {
-      p.scales[stream * (p.width / kSquares) + (place.rest + own) / kSquares] = sum;
-    }
-  }
-  __syncthreads();
-  return num_rows;
-}
-
 // A lane's BF16 weights of one block of 32.
 using Held = RawWords<16>;
 
@@ -268,11 +224,11 @@ __device__ __forceinline__ void Hold(const uint8_t* unit, int block, int lane, H
 }
 
 // keep(k, r, p) with the sums of products p of contract T of the blocks held, for rows `first` and
-// those after it. The activations of block k begin at x[k]; rows lie `width` apart.
+// those after it. All blocks meet the same activations: reading those, more than the sums, takes
+// the time. They begin at x; rows lie `width` apart.
 template <int kRows, int kBlocks, typename Keep>
-__device__ __forceinline__ void MultiplyRows(const Held (&held)[kBlocks],
-                                             const float* const (&x)[kBlocks], int width, int first,
-                                             int num_rows, const Keep& keep) {
+__device__ __forceinline__ void MultiplyRows(const Held (&held)[kBlocks], const float* x, int width,
+                                             int first, int num_rows, const Keep& keep) {
   float products[kBlocks][kRows] = {};
   int row[kRows];
 #pragma unroll
@@ -281,11 +237,11 @@ __device__ __forceinline__ void MultiplyRows(const Held (&held)[kBlocks],
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
 #pragma unroll
-    for (int k = 0; k < kBlocks; ++k) {
-      const float4 w = FourFloats<GgmlType::kBF16>(held[k].words + 2 * i);
+    for (int r = 0; r < kRows; ++r) {
+      const float4 v = FloatsAt(InShared(x) + row[r] * width + 4 * i);
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const float4 v = FloatsAt(InShared(x[k]) + row[r] * width + 4 * i);
+      for (int k = 0; k < kBlocks; ++k) {
+        const float4 w = FourFloats<GgmlType::kBF16>(held[k].words + 2 * i);
         float& product = products[k][r];
         product = __fmaf_rn(w.x, v.x, product);
         product = __fmaf_rn(w.y, v.y, product);
@@ -302,8 +258,7 @@ __device__ __forceinline__ void MultiplyRows(const Held (&held)[kBlocks],
 }
 
 template <int kBlocks, typename Keep>
-__device__ __forceinline__ void MultiplyHeld(Held (&held)[kBlocks],
-                                             const float* const (&x)[kBlocks], int width,
+__device__ __forceinline__ void MultiplyHeld(Held (&held)[kBlocks], const float* x, int width,
                                              int num_rows, const Keep& keep) {
   if (num_rows == 1) return MultiplyRows<1>(held, x, width, 0, 1, keep);
 #pragma unroll 1
@@ -337,7 +292,6 @@ __device__ __forceinline__ float* SumsOf(const HyperParams& p, int row, int pane
 }
 
 inline constexpr int kSumsAhead = 40;
-inline constexpr int kLateStreams = 4;  // whose sums of `down` are added side by side
 
 // Sums past the last are +0: added to a total that began as +0, they change no bit of it.
 __device__ __forceinline__ void LoadSums(const float* at, int count, float (&sums)[kSumsAhead]) {
@@ -348,39 +302,6 @@ __device__ __forceinline__ void LoadSums(const float* at, int count, float (&sum
 #pragma unroll
     for (int s = 0; s < kSumsAhead; ++s) sums[s] = s < count ? at[s * 32] : 0.0f;
   }
-}
-
-// The total of segments whose norm's scale is still missing: a stream's are added, then scaled.
-// `at` is where the lane's lie.
-__device__ __forceinline__ float LateTotal(const HyperParams& p, int first_stream, const float* at,
-                                           int lane) {
-  const int count = p.down_segments / p.num_streams;
-  float total = 0.0f;
-#pragma unroll 1
-  for (int s = 0; s < p.num_streams; ++s) {
-    float sum = 0.0f;
-    for (int i = 0; i < count; ++i) sum = __fadd_rn(sum, at[(s * count + i) * 32]);
-    total = fmaf(ScaleOf(p, first_stream + s, lane), sum, total);
-  }
-  return total;
-}
-
-// The same of four streams whose sums are in registers.
-__device__ __forceinline__ float LateTotal(const HyperParams& p, int first_stream,
-                                           const float (&sums)[kSumsAhead], int lane) {
-  constexpr int kOfStream = kSumsAhead / kLateStreams;
-  float scales[kLateStreams];
-#pragma unroll
-  for (int s = 0; s < kLateStreams; ++s) scales[s] = ScaleOf(p, first_stream + s, lane);
-  float total = 0.0f;
-#pragma unroll
-  for (int s = 0; s < kLateStreams; ++s) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kOfStream; ++i) sum = __fadd_rn(sum, sums[s * kOfStream + i]);
-    total = fmaf(scales[s], sum, total);
-  }
-  return total;
 }
 
 // The first layer's activations of the block's live rows into `mixed` [rows, R], and, by the blocks
@@ -407,19 +328,10 @@ __device__ __forceinline__ int MixedRows(const HyperParams& p, float* mixed, con
   if (loaded) load(0);
   while (job.quotient < num_rows) {
     float total = 0.0f;
-    if (p.is_late) {
-      if (!loaded) load(0);
-      loaded = false;
-      const int row = first_row + job.quotient;
-      total = p.down_segments == kSumsAhead && p.num_streams == kLateStreams
-                  ? LateTotal(p, row * p.num_streams, sums, lane)
-                  : LateTotal(p, row * p.num_streams, SumsOf(p, row, job.rest) + lane, lane);
-    } else {
-      for (int first = 0; first < p.down_segments; first += kSumsAhead, loaded = false) {
-        if (!loaded) load(first);
+    for (int first = 0; first < p.down_segments; first += kSumsAhead, loaded = false) {
+      if (!loaded) load(first);
 #pragma unroll
-        for (int s = 0; s < kSumsAhead; ++s) total = __fadd_rn(total, sums[s]);
-      }
+      for (int s = 0; s < kSumsAhead; ++s) total = __fadd_rn(total, sums[s]);
     }
     const float mean = total * p.inverse_streams;
     if (job.rest < p.down_panels) {
@@ -461,8 +373,8 @@ __device__ __forceinline__ MixInput LoadMixInput(const HyperParams& p, int r, in
   const int row = min(static_cast<int>(blockIdx.y) * kMostRows + r, p.num_rows - 1);
   const int d = blockIdx.x * 32 + threadIdx.x % 32;
   const int stream = row * p.num_streams + s;
-  return {p.streams[stream * p.width + d], p.y[row * p.width + d], p.beta[stream],
-          ScaleOf(p, stream, threadIdx.x % 32), p.norm[s * p.width + d]};
+  return {p.streams[stream * p.width + d], p.y[row * p.width + d], p.beta[stream], p.scales[stream],
+          p.norm[s * p.width + d]};
 }
 
 // Writes the block's columns of the new streams and of x. A warp takes a row and a stream; `input`
