@@ -420,12 +420,12 @@ __global__ void __launch_bounds__(kWarps * 32, 1) Kernel(const __grid_constant__
   const int lane = threadIdx.x % 32;
   const int first_row = group * p.group_rows;
   const float* x = p.x + static_cast<int64_t>(first_row) * p.width;
-  LetNextKernelBegin();
   const int num_live = min(*p.live, p.num_rows);
   const Run run = RunOf(p, number);
   Walk walk(p, run);
   PrefetchPart(p, walk, lane);
   WaitForKernelBefore();
+  LetNextKernelBegin();
   const FirstQuads quads(x, p.quantised ? p.width : 0);
   ZeroDeadRows(p, first_row, num_live, number);
   if (first_row >= num_live) return;

@@ -198,12 +198,15 @@ struct Item {
 // The block's items of matrices that are not quantised, kItemsAtOnce between two barriers.
 class FloatItems {
  public:
-  __device__ __forceinline__ explicit FloatItems(const Params& p)
+  // `warps`: so many of the block's, the last ones, share the work.
+  __device__ __forceinline__ FloatItems(const Params& p, int warps)
       : count_((p.num_items - static_cast<int>(gridDim.x - 1 - blockIdx.x) +
                 static_cast<int>(gridDim.x) - 1) /
                static_cast<int>(gridDim.x)),
-        // The first warps have the most quantised segments.
-        job_(Warps() - 1 - static_cast<int>(threadIdx.x) / 32) {}
+        warps_(warps),
+        job_(Warps() - 1 - static_cast<int>(threadIdx.x) / 32) {
+    if (job_ >= warps) job_ = count_ * p.segments;
+  }
   // Asks for the weights of the warp's first segment, once.
   __device__ __forceinline__ void Begin(const Params& p) {
     if (!begun_) Load(p);
@@ -233,7 +236,7 @@ class FloatItems {
       const int segment = job_ - turn * p.segments;
       const RawWords<32> raw = next_;
       const GgmlType type = p.slices[Item(p, turn).slice].matrix.type;
-      job_ += Warps();
+      job_ += warps_;
       Load(p);
       const int block = segment * 8 + static_cast<int>(threadIdx.x) % 32 / kItemRows;
       const float* x = p.x + static_cast<int64_t>(FirstRow(p)) * p.width + 32 * block;
@@ -275,6 +278,16 @@ class FloatItems {
     done_ += kItemsAtOnce;
   }
 
+  // All that are left.
+  __device__ __forceinline__ void Finish(const Params& p, int num_rows) {
+    while (Left()) {
+      __syncthreads();
+      Multiply(p, num_rows);
+      __syncthreads();
+      Write(p, num_rows);
+    }
+  }
+
  private:
   __device__ __forceinline__ static float* Sums(const Params& p) {
     STRATA_SHARED(unsigned char, shared);
@@ -310,17 +323,17 @@ class FloatItems {
     for (int i = 0; i < 16; ++i) next_.words[i] = half.words[i];
   }
 
-  int count_;     // of the block
+  int count_;  // of the block
+  int warps_;
   int done_ = 0;  // items written
   bool begun_ = false;
   int job_;  // the warp's next: a segment of an item
   RawWords<32> next_;
 };
 
-// The block's quantised panels, and behind them its first items. Its activations are staged
-// meanwhile; returns the live rows.
+// The block's quantised panels, and behind them its items. Its activations are staged meanwhile.
 template <typename Hot>
-__device__ __forceinline__ int HotPanels(const Params& p, FloatItems& items) {
+__device__ __forceinline__ void HotPanels(const Params& p) {
   STRATA_SHARED(unsigned char, shared);
   constexpr int kWords = SegmentWords<Hot>(8);
   const int lane = threadIdx.x % 32;
@@ -331,8 +344,9 @@ __device__ __forceinline__ int HotPanels(const Params& p, FloatItems& items) {
   const bool now = blockIdx.y == 0 || live > FirstRow(p);
   const bool asked = now && !walk.Done(p);
   if (asked) slot.Ask(walk.Bytes(p), lane);
-  items.Prefetch(p);
+  FloatItems(p, Warps() / 2).Prefetch(p);
   WaitForKernelBefore();
+  LetNextKernelBegin();
   const float* x = p.x + static_cast<int64_t>(FirstRow(p)) * p.width;
   const FirstQuads quads(x, p.width);
   const int num_rows = min(max(live - FirstRow(p), 0), min(p.group_rows, p.num_rows - FirstRow(p)));
@@ -346,7 +360,7 @@ __device__ __forceinline__ int HotPanels(const Params& p, FloatItems& items) {
       (p.num_panels - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) /
       static_cast<int>(gridDim.x);
 #pragma unroll 1
-  for (int first = 0; first < panels; first += p.panels_at_once) {
+  for (int first = 0;; first += p.panels_at_once) {
     const int count = min(p.panels_at_once, panels - first);
     while (num_rows > 0 && walk.round < first + count) {
       RawWords<kWords> raw;
@@ -358,14 +372,19 @@ __device__ __forceinline__ int HotPanels(const Params& p, FloatItems& items) {
       if (!walk.Done(p)) slot.Ask(walk.Bytes(p), lane);
       SumsInto<Hot>(&raw, rows, segment, num_rows, to + lane);
     }
-    const bool last = first + p.panels_at_once >= panels;
-    if (last) items.Multiply(p, num_rows);
+    if (first + p.panels_at_once >= panels) {
+      // What follows has all registers. The last warps had the fewest segments.
+      FloatItems items(p, Warps() / 2);
+      items.Multiply(p, num_rows);
+      __syncthreads();
+      WritePanels(p, first, count, num_rows, sums);
+      items.Write(p, num_rows);
+      return items.Finish(p, num_rows);
+    }
     __syncthreads();
     WritePanels(p, first, count, num_rows, sums);
-    if (last) items.Write(p, num_rows);
-    if (!last || items.Left()) __syncthreads();
+    __syncthreads();
   }
-  return num_rows;
 }
 
 // A kernel for types that are not quantised only.
@@ -373,21 +392,15 @@ struct NoHot {};
 
 template <typename Hot>
 __global__ void __launch_bounds__(kMostWarps * 32, 1) RowsKernel(const __grid_constant__ Params p) {
-  LetNextKernelBegin();
-  FloatItems items(p);
-  int num_rows = 0;
-  if constexpr (std::is_same_v<Hot, NoHot>) {
+  if constexpr (!std::is_same_v<Hot, NoHot>) {
+    HotPanels<Hot>(p);
+  } else {
+    FloatItems items(p, Warps());
     items.Begin(p);
     WaitForKernelBefore();
-    num_rows = min(max(LiveNow(p) - FirstRow(p), 0), min(p.group_rows, p.num_rows - FirstRow(p)));
-  } else {
-    num_rows = HotPanels<Hot>(p, items);
-  }
-  while (items.Left()) {
-    items.Multiply(p, num_rows);
-    __syncthreads();
-    items.Write(p, num_rows);
-    if (items.Left()) __syncthreads();
+    LetNextKernelBegin();
+    const int all = min(p.group_rows, p.num_rows - FirstRow(p));
+    items.Finish(p, min(max(LiveNow(p) - FirstRow(p), 0), all));
   }
 }
 
