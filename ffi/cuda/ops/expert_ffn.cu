@@ -11,7 +11,8 @@
 
 #include "cuda/ops/expert_ffn.h"
 #include "cuda/ops/expert_ffn_doors.cuh"
-#include "cuda/ops/expert_ffn_inline.cuh"
+#include "cuda/ops/expert_ffn_down.cuh"
+#include "cuda/ops/expert_ffn_gate_up.cuh"
 #include "cuda/ops/expert_ffn_mailbox.cuh"
 #include "cuda/ops/expert_ffn_parts.cuh"
 #include "cuda/ops/expert_ffn_tiles.h"
@@ -238,18 +239,22 @@ using Kernel = void (*)(const FfnParams);
 struct Inlined {
   Kernel kernel;
   Kernel ahead;
-  int64_t book_bytes;
+  int64_t book_bytes, ahead_book_bytes;
   int64_t pair_bytes;
+  int64_t groups;  // of a block of the second
 };
 
 template <bool kDoors>
 Inlined InlineGateUp(GgmlType type) {
   switch (type) {
-#define STRATA_CASE(name)                                    \
-  case GgmlType::k##name:                                    \
-    return {InlineGateUpKernel<Decode##name, kDoors, false>, \
-            InlineGateUpKernel<Decode##name, kDoors, true>,  \
-            GridBytes(GgmlType::k##name, kBookCopies), kPairBytes<Decode##name>}
+#define STRATA_CASE(name)                                       \
+  case GgmlType::k##name:                                       \
+    return {InlineGateUpKernel<Decode##name, kDoors, false>,    \
+            InlineGateUpKernel<Decode##name, kDoors, true>,     \
+            PairShape<Decode##name, kDoors, false>::kBookBytes, \
+            PairShape<Decode##name, kDoors, true>::kBookBytes,  \
+            kPairBytes<Decode##name>,                           \
+            PairShape<Decode##name, kDoors, true>::kGroups}
     STRATA_CASE(IQ3_S);
     STRATA_CASE(IQ3_XXS);
     STRATA_CASE(IQ4_XS);
@@ -257,7 +262,7 @@ Inlined InlineGateUp(GgmlType type) {
     STRATA_CASE(Q2_0);
 #undef STRATA_CASE
     default:
-      return {nullptr, nullptr, 0, 0};
+      return {};
   }
 }
 
@@ -343,9 +348,14 @@ std::string LaunchGateUp(const ExpertFfnArgs& a, FfnParams p, cudaStream_t strea
     shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(items, 2 * kProcessors)));
     shape.block = dim3(static_cast<unsigned>(32 * segments));
     const int64_t words = a.num_rows * a.num_active;
-    const GateUpShared ahead(segments, inlined.book_bytes, inlined.pair_bytes, words);
+    const GateUpShared ahead(segments * inlined.groups, inlined.ahead_book_bytes,
+                             inlined.pair_bytes, words);
     const GateUpShared plain(segments, inlined.book_bytes, 0, words);
     const bool fits = ahead.bytes <= MostSharedBytes();
+    if (fits && inlined.groups == 2) {
+      shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(items, kProcessors)));
+      shape.block = dim3(static_cast<unsigned>(2 * 32 * segments));
+    }
     shape.shared_bytes = static_cast<size_t>(fits ? ahead.bytes : plain.bytes);
     return LaunchOf(fits ? inlined.ahead : inlined.kernel, shape, Overlaps(a), p);
   }

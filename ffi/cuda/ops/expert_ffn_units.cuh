@@ -9,7 +9,10 @@
 
 namespace strata {
 
-inline constexpr int kBookCopies = 16;  // two turns for a look-up, and two blocks fit every card
+// Two turns for a look-up, and two blocks fit every card.
+inline constexpr int kBookCopies = 16;
+// One turn: for a block that has a multiprocessor with much shared memory to itself.
+inline constexpr int kMostBookCopies = 32;
 
 // Loads that stay where they are written: the compiler would move them behind a barrier.
 __device__ __forceinline__ uint4 LoadNow(const uint4* address) {
@@ -116,10 +119,11 @@ struct SegmentStage {
   int16_t sums[16];
 };
 
-__device__ __forceinline__ Rows RowsOf(const SegmentStage& stage, const unsigned char* book) {
+__device__ __forceinline__ Rows RowsOf(const SegmentStage& stage, const unsigned char* book,
+                                       int copies) {
   return {stage.codes, stage.scales, stage.sums,
           nullptr,     256,          reinterpret_cast<const uint32_t*>(book),
-          kBookCopies};
+          copies};
 }
 
 // 256 values, four a lane of each half.
@@ -143,11 +147,11 @@ static __device__ const auto kIq3SBook = SpreadGrid<uint32_t>(kIq3SPacked, kIq3S
 static __device__ const auto kIq3XxsBook = kIq3XxsGrid;
 
 // Writes the code book by the whole block; the caller synchronises.
-template <typename Decode>
+template <typename Decode, int kCopies>
 __device__ __forceinline__ void StageBook(unsigned char* book) {
   constexpr int kEntries = GridEntries(Decode::kType);
   static_assert(GridEntryWords(Decode::kType) == 1);
-  constexpr int kChunks = kBookCopies / 4;  // of 16 bytes, of one entry's copies
+  constexpr int kChunks = kCopies / 4;  // of 16 bytes, of one entry's copies
   const uint32_t* source =
       Decode::kType == GgmlType::kIQ3_S ? kIq3SBook.entries : kIq3XxsBook.entries;
   int entry = threadIdx.x;
@@ -159,7 +163,7 @@ __device__ __forceinline__ void StageBook(unsigned char* book) {
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
       // Neighbours begin at different chunks, because entries lie in the same banks.
-      to[(i + entry / 2) % kChunks] = make_uint4(word, word, word, word);
+      to[(i + entry * kChunks / 8) % kChunks] = make_uint4(word, word, word, word);
     }
   }
 }
