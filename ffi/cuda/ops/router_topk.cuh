@@ -28,7 +28,7 @@ struct RouterScratch {
         ordered(reinterpret_cast<uint32_t*>(chosen + num_active)),
         exponentials(reinterpret_cast<float*>(ordered + num_experts)) {}
 
-  static constexpr size_t Bytes(int64_t num_experts, int64_t num_active) {
+  __host__ __device__ static constexpr size_t Bytes(int64_t num_experts, int64_t num_active) {
     return static_cast<size_t>((34 + num_experts + num_active) * 8 +
                                (num_experts + num_active) * 4 + 15) /
            16 * 16;
