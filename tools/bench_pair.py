@@ -13,12 +13,13 @@ import shlex
 import statistics
 import time
 from pathlib import Path
+from typing import get_args
 
 from absl import flags
 
 from strata_jax.cli.devices import start_jax
 from strata_jax.cli.tier_flags import define_tiers, tier_settings
-from strata_jax.config import TierSettings
+from strata_jax.config import KvType, TierSettings
 
 FIRST_ID = 17
 
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=48, help="tokens of a round")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--kv", choices=get_args(KvType), default="fp16")
     parser.add_argument("--side", action="append", required=True, help="tier flags, given again")
     arguments = parser.parse_args()
     settings = [_settings(words) for words in arguments.side]
@@ -44,7 +46,9 @@ def main() -> None:
         runners = []
         try:
             for tiers in settings:
-                options = RunnerOptions(max_context=context, backend=backend, tiers=tiers)
+                options = RunnerOptions(
+                    max_context=context, kv=arguments.kv, backend=backend, tiers=tiers
+                )
                 runners.append(Runner(pack, pack.config, options, lambda _: None))
                 print(f"{arguments.side[len(runners) - 1]}: {'; '.join(runners[-1].notes)}")
             _measure(runners, arguments, backend)
