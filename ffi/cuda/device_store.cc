@@ -80,6 +80,7 @@ void DeviceStore::Release() {
   cudaDeviceSynchronize();
   StopHost();
   swaps_ = nullptr;
+  ring_ = nullptr;
   peer_ = nullptr;
   for (void* memory :
        {static_cast<void*>(matrix_arena_), static_cast<void*>(expert_arena_),

@@ -18,6 +18,7 @@
 
 #include "common/gguf_types.h"
 #include "cuda/device_swaps.h"
+#include "cuda/expert_ring.h"
 #include "cuda/expert_word.h"
 #include "cuda/launch.h"
 #include "cuda/mailbox.h"
@@ -110,6 +111,8 @@ class DeviceStore {
   // Room for a layer's expert at these offsets of a device's arena and of the host's.
   std::string AddSpares(int64_t layer, Arena arena, int64_t offset, int64_t on_host);
   DeviceSwaps* swaps() const { return swaps_.get(); }
+  // Between windows, when one has ended.
+  std::string AfterWindow();
   // Of the second kernel of a layer's expert_ffn, in windows.
   Latch LatchAfter(int64_t layer) const;
   // Where an expert is, as the next windows will have it.
@@ -130,6 +133,15 @@ class DeviceStore {
                        int64_t most_rows);
   PeerStore* peer() const { return peer_.get(); }
 
+  // Slots that experts of the host's memory pass through in prompts (expert_ring.h); all experts
+  // put, before anything is compiled.
+  std::string OpenRing(int64_t num_slots, int64_t min_rows, int64_t patience_ms);
+  ExpertRing* ring() const { return ring_.get(); }
+  // Whatever a prompt before has left unfinished is to be forgotten.
+  void BeginPrompt() { ring_is_stale_ = true; }
+  // A tile's program of so many live rows is about to be put into the queue.
+  std::string BeginPass(int64_t num_rows);
+
   // Compares one expert, where the device's table says it lies, with the file's rows. Returns what
   // differs, or an empty string. No step may run.
   std::string AuditExpert(int64_t layer, int64_t expert, const uint8_t* gate, const uint8_t* up,
@@ -148,6 +160,7 @@ class DeviceStore {
  private:
   static std::string Failed(const char* what, int64_t bytes, cudaError_t error);
   void Release();
+  std::string SettleRing();
   PanelCopier& Copier();
   void StopHost();
   // Where an arena's `offset` is; null with a reason if an expert of so many bytes ends outside.
@@ -177,6 +190,8 @@ class DeviceStore {
   std::unique_ptr<PeerStore> peer_;
   uint64_t* wanted_ = nullptr;  // null: experts stay where they are
   std::unique_ptr<DeviceSwaps> swaps_;
+  std::unique_ptr<ExpertRing> ring_;
+  bool ring_is_stale_ = true;  // its list may not be what words say
   uint32_t* usage_ = nullptr;
 };
 

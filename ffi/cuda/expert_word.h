@@ -22,7 +22,14 @@ inline constexpr uint64_t kTagBits = 255;        // the tag and kLinked, and roo
 inline constexpr int64_t kMostDoorEntries = 32;  // of a row, where tags differ: a lane each
 
 // Where entries were computed, as a device counts them.
-enum EntryHome { kOnPrimary = 0, kOnPeer = 1, kOverLink = 2, kOnHost = 3, kEntryHomes = 4 };
+enum EntryHome {
+  kOnPrimary = 0,
+  kOnPeer = 1,
+  kOverLink = 2,
+  kOnHost = 3,
+  kReadByTiles = 4,  // experts, not entries: so often a tile's kernels read one over the link
+  kEntryHomes = 5,
+};
 
 inline uint64_t ExpertWord(const uint8_t* panels, ExpertTag tag, bool linked) {
   return reinterpret_cast<uint64_t>(panels) | static_cast<uint64_t>(tag) | (linked ? kLinked : 0);

@@ -107,20 +107,18 @@ OpenEngine = Callable[["Pack", "EngineOptions", Report], Engine]
 
 def open_engine(pack: "Pack", options: "EngineOptions", report: Report) -> Engine:
     """Loads the model. StrataError if it cannot run here or does not fit."""
-    xla_bytes = _check_fits(pack, options)
+    plan = _check_fits(pack, options)
+    # Free memory may be another number by the time the engine plans: the chunk is chosen here.
+    options = dataclasses.replace(options, prefill=plan.steps.chunk_tiles)
     report("starting JAX")
-    start_jax(options.platform, xla_bytes)
+    start_jax(options.platform, plan.xla_bytes)
     from strata_jax.engine.engine import Engine as RealEngine
 
     return RealEngine.open(pack, options, report)
 
 
-def _check_fits(pack: "Pack", options: "EngineOptions") -> int:
-    """The engine plans, too, but JAX takes a second to start, and who has to choose waits.
-
-    Returns:
-        the bytes that XLA needs on a GPU.
-    """
+def _check_fits(pack: "Pack", options: "EngineOptions") -> "TierPlan":
+    """The engine plans, too, but JAX takes a second to start, and who has to choose waits."""
     from strata_jax.cli.plan import plan_here
     from strata_jax.config import TILE_ROWS
     from strata_jax.engine.options import choose_context
@@ -132,11 +130,12 @@ def _check_fits(pack: "Pack", options: "EngineOptions") -> int:
         tile_rows=TILE_ROWS[options.platform],
         window_rows=options.checked_rows(),
         all_logits=options.all_logits,
+        chunk_tiles=options.prefill,
     )
     sizes = make_plan(pack, context, options.kv)
     plan = plan_here(pack, sizes, options.tiers, steps, options.platform)
     plan.check()
-    return plan.xla_bytes
+    return plan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,6 @@ class Generation:
         self._drafting = drafting
         self._kept: list[np.ndarray] | None = [] if options.all_logits else None
         self._report = report
-        self._chunk_rows = options.chunk_rows()
         self._live_rows = options.spec or runner.options.window_rows
         self._windows: collections.Counter[int] = collections.Counter()
         self._before = runner.tiers.experts.counters()
@@ -231,7 +230,7 @@ class Generation:
             began = time.perf_counter()
 
     def _read_prompt(self) -> np.ndarray:
-        """Reads the prompt by tiles, its end by windows; returns the logits after its last id."""
+        """Reads the prompt by chunks of tiles, its end by windows; returns the last id's logits."""
         ids = np.asarray(self._request.ids, np.int32)
         in_tiles = len(ids) // GRAIN * GRAIN
         keep = self._kept is not None
@@ -240,14 +239,14 @@ class Generation:
             self._drafting.reset()
             self._drafting.read(ids[:1], self._runner.no_residual, -1)
         logits = np.zeros((1, 1), np.float32)
-        rows = self._runner.tile_rows
+        rows = self._runner.chunk_rows
         for begin in range(0, in_tiles, rows):
             end = min(begin + rows, in_tiles)
             self._runner.read_ahead(ids[:end], ids[end : end + rows])
             logits = self._runner.read_tile(ids[begin:end], want_logits=keep or end == len(ids))
             self._keep(logits)
             self._note_read(begin, ids[begin + 1 : end + 1])
-            if self._report is not None and end % self._chunk_rows == 0:
+            if self._report is not None:
                 self._report(end)
         rows = self._live_rows
         for begin in range(in_tiles, len(ids), rows):

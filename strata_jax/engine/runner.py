@@ -40,6 +40,8 @@ class RunnerOptions:
     """Positions the cache holds."""
     window_rows: int = 8
     """Width of the window program; a row's bits do not depend on it."""
+    chunk_tiles: int | None = None
+    """Tiles of the largest program; None = what the plan chooses. Results do not depend on it."""
     kv: KvType = "fp16"
     """How keys and values are cached."""
     all_logits: bool = False
@@ -103,7 +105,9 @@ class Runner:
         self._params, self._params_tree = jax.tree.flatten(load_params(pack, self._sharding))
         self.tile_rows = TILE_ROWS[options.backend.platform]
         """Rows of the tile program."""
-        self._cells = num_cells(options.max_context, self.tile_rows)
+        self.chunk_rows = self.tiers.plan.steps.chunk_rows
+        """Rows of the largest program, a whole number of tiles."""
+        self._cells = num_cells(options.max_context, self.chunk_rows)
         self._state: DecodeState | None = None
         self._best: jax.Array | None = None
         self._queued: jax.Array | None = None
@@ -120,23 +124,53 @@ class Runner:
         self._certain_end = 0  # position behind the newest step's certain rows
         self._drafted = self._kept = 0  # its drafts, and those of them that came true
         self.load_s = time.perf_counter() - start
-        start = time.perf_counter()
+        self._compile_programs(report)
+
+    def _compile_programs(self, report: Callable[[str], None]) -> None:
+        options, start = self.options, time.perf_counter()
         self._empty = jax.jit(self._empty_state, out_shardings=self._sharding).lower().compile()
         self._cleared = self._compile_cleared()
         self._window = self._compile(
             functools.partial(window_program, self.ops, self.config), options.window_rows, report
         )
-        self._tile = self._compile(
-            functools.partial(tile_program, self.ops, self.config, options.all_logits),
-            self.tile_rows,
-            report,
-        )
+        self._tiles = self._compile_tiles(report)
+        """Programs for prompts by width, ascending."""
         if options.backend.is_device:
             report("compiling the draws")
             rows = options.window_rows if options.drafts else 0
-            compile_draws(config.vocab_size, rows, self._sharding, self._result_sharding())
+            compile_draws(self.config.vocab_size, rows, self._sharding, self._result_sharding())
             self._best_ids = self._compile_best_ids(rows) if rows else None
+        if self.tiers.plan.ring_slots:
+            self._warm_up()
         self.compile_s = time.perf_counter() - start
+
+    def _compile_tiles(self, report: Callable[[str], None]) -> dict[int, Any]:
+        """A tile's program, and those of twice, four times as many rows, up to a chunk.
+
+        Many rows are one program, not many runs of the tile's: every op keeps to the rule that a row's
+        bits depend neither on the others nor on its place (contract C), so a chunk is a larger tile, and
+        an expert is fetched, decoded and used once for all its rows.
+        """
+        tile = functools.partial(tile_program, self.ops, self.config, self.options.all_logits)
+        widths = self.tiers.plan.steps.tile_widths
+        return {width: self._compile(tile, width, report) for width in widths}
+
+    def _warm_up(self) -> None:
+        """Runs every program without a live row, twice: the second time as a graph.
+
+        While a step waits for a copy nothing may need the whole device, as loading a kernel's code does at
+        its first launch, or making a graph.
+        """
+        self.reset()
+        windows = {self.options.window_rows: self._window}
+        for width, program in [*windows.items(), *self._tiles.items()]:
+            for _ in range(2):
+                state, self._state = self._state, None
+                numbers = np.zeros(width + len(Numbers._fields), np.int32)
+                best, self._best, *_, self._state = program(
+                    self._params, state, numbers, self._best
+                )
+                self._wait(best)
 
     def _compile_cleared(self):
         """The program that makes a state empty where it is."""
@@ -171,6 +205,7 @@ class Runner:
             tile_rows=TILE_ROWS[options.backend.platform],
             window_rows=options.window_rows,
             all_logits=options.all_logits,
+            chunk_tiles=_chunk_tiles(options),
         )
         settings, context, kv = options.tiers, options.max_context, options.kv
         try:
@@ -234,6 +269,7 @@ class Runner:
     def reset(self) -> None:
         """Forgets everything that was read."""
         self._queued = None
+        self.tiers.experts.before_prompt()
         # In place: a captured graph knows its addresses, and two caches at once may not fit.
         state, self._state = self._state, None
         self._state = self._empty() if state is None else self._cleared(state)
@@ -241,9 +277,9 @@ class Runner:
         self.position = self._certain_end = self._drafted = self._kept = 0
 
     def read_tile(self, ids: np.ndarray, *, want_logits: bool) -> np.ndarray:
-        """Reads up to `tile_rows` ids from a multiple of GRAIN on.
+        """Reads up to `chunk_rows` ids from a multiple of GRAIN on.
 
-        A device has a tile whose logits nobody wants in its queue while it works on the one before,
+        A device has a chunk whose logits nobody wants in its queue while it works on the one before,
         which is waited for here; what is wrong with the newest comes up in the next call.
 
         Returns:
@@ -252,13 +288,16 @@ class Runner:
         """
         assert self.position % GRAIN == 0, self.position
         self._settle()
+        width = next(width for width in self._tiles if width >= len(ids))
+        program = self._tiles[width]
+        self.tiers.experts.before_tile(len(ids))
         if self.options.backend.is_device and not want_logits:
-            before, self._queued = self._queued, self._start(self._tile, self.tile_rows, ids, 0)[0]
+            before, self._queued = self._queued, self._start(program, width, ids, 0)[0]
             if before is not None:
                 self._wait(before)
             return np.zeros((1, 1), np.float32)
         rows = len(ids) if self.options.all_logits else 1
-        return self._run(self._tile, self.tile_rows, ids, rows if want_logits else 0)[:rows]
+        return self._run(program, width, ids, rows if want_logits else 0)[:rows]
 
     def read_window(self, ids: np.ndarray, *, want_logits: bool = True) -> np.ndarray:
         """Reads up to `window_rows` ids; returns their logits [n, V], valid until the next call."""
@@ -466,6 +505,13 @@ class Runner:
             self._table.close()
             self._table = None
         self._close_store()
+
+
+def _chunk_tiles(options: RunnerOptions) -> int | None:
+    """Tiles of the largest program, None for the plan to choose: an emulated device has no speed."""
+    if options.chunk_tiles is None and options.backend.name == "emulated":
+        return 1
+    return options.chunk_tiles
 
 
 def _compiler_options(backend: Backend) -> dict[str, Any] | None:

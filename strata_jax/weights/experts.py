@@ -118,6 +118,12 @@ class ExpertTiers:
         if failure:
             raise StrataError(f"expert tiers: {failure}")
 
+    def before_prompt(self) -> None:
+        """Nothing: see `DeviceExperts.before_prompt`."""
+
+    def before_tile(self, num_rows: int) -> None:
+        """Nothing: on the CPU a tile reads experts where they lie."""
+
     def before_window(self) -> None:
         """Waits for an adaptive round under way, so that its swaps never depend on timing.
 

@@ -64,13 +64,14 @@ __global__ void TileKernel(int num_experts, Groups to) {
       const int before = __shfl_up_sync(kAllLanes, through, step);
       if (lane >= step) through += before;
     }
+    if (expert < num_experts) to.first_tiles[expert] = base + through - own;
     for (int i = 0; i < own; ++i) {
       to.tiles[base + through - own + i] = {expert, to.starts[expert] + i * kTileRows,
                                             min(kTileRows, count - i * kTileRows)};
     }
     base += __shfl_sync(kAllLanes, through, 31);
   }
-  if (lane == 0) *to.num_tiles = base;
+  if (lane == 0) to.first_tiles[num_experts] = base;
 }
 
 }  // namespace
