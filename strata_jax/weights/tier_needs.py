@@ -115,6 +115,7 @@ class TierPlan:
         ]
         return {
             "fits": self.fits,
+            "chunk_tiles": self.steps.chunk_tiles,
             "chunk_rows": self.steps.chunk_rows,
             "ring_slots": self.ring_slots,
             "needs": needs,
