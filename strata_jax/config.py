@@ -136,6 +136,11 @@ def environment_notes() -> tuple[str, ...]:
     return tuple(notes)
 
 
+def wants_prefill_timing() -> bool:
+    """Whether the environment asks for the time of prompts by phase, as --prefill_timing does."""
+    return os.environ.get("STRATA_PREFILL_TIMING", "0") not in ("", "0")
+
+
 def user_cache_dir() -> pathlib.Path | None:
     """Where this user's caches live (XDG base directory specification); None without a home."""
     base = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))

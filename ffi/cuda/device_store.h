@@ -23,6 +23,7 @@
 #include "cuda/launch.h"
 #include "cuda/mailbox.h"
 #include "cuda/panel_copier.h"
+#include "cuda/timeline.h"
 #include "weights/weight_store.h"
 
 namespace strata {
@@ -137,6 +138,12 @@ class DeviceStore {
   // put, before anything is compiled.
   std::string OpenRing(int64_t num_slots, int64_t min_rows, int64_t patience_ms);
   ExpertRing* ring() const { return ring_.get(); }
+  // Times what is compiled from now on to be timed.
+  void OpenTimeline(int64_t capacity) { timeline_ = std::make_unique<Timeline>(capacity); }
+  TimelineAt timeline() const { return timeline_ == nullptr ? TimelineAt{} : timeline_->at(); }
+  std::vector<std::pair<uint64_t, uint64_t>> TakeTimeline() {
+    return timeline_ == nullptr ? std::vector<std::pair<uint64_t, uint64_t>>{} : timeline_->Take();
+  }
   // Whatever a prompt before has left unfinished is to be forgotten.
   void BeginPrompt() { ring_is_stale_ = true; }
   // A tile's program of so many live rows is about to be put into the queue.
@@ -191,6 +198,7 @@ class DeviceStore {
   uint64_t* wanted_ = nullptr;  // null: experts stay where they are
   std::unique_ptr<DeviceSwaps> swaps_;
   std::unique_ptr<ExpertRing> ring_;
+  std::unique_ptr<Timeline> timeline_;
   bool ring_is_stale_ = true;  // its list may not be what words say
   uint32_t* usage_ = nullptr;
 };

@@ -32,10 +32,13 @@ struct Target {
 };
 
 constexpr Target kTargets[] = {
-    {"quant_matmul", QuantMatmulFfi}, {"expert_ffn", ExpertFfnFfi}, {"router_topk", RouterTopkFfi},
-    {"embed_rows", EmbedRowsFfi},     {"ngram_rows", NgramRowsFfi}, {"gdn_window", GdnWindowFfi},
-    {"qsa_append", QsaAppendFfi},     {"qsa_select", QsaSelectFfi}, {"qsa_attend", QsaAttendFfi},
-    {"hyper_read", HyperReadFfi},     {"ngram_gate", NgramGateFfi}, {"gdn_chunk", GdnChunkFfi},
+    {"quant_matmul", QuantMatmulFfi}, {"expert_ffn", ExpertFfnFfi},
+    {"router_topk", RouterTopkFfi},   {"embed_rows", EmbedRowsFfi},
+    {"ngram_rows", NgramRowsFfi},     {"gdn_window", GdnWindowFfi},
+    {"qsa_append", QsaAppendFfi},     {"qsa_select", QsaSelectFfi},
+    {"qsa_attend", QsaAttendFfi},     {"mark", MarkFfi},
+    {"hyper_read", HyperReadFfi},     {"ngram_gate", NgramGateFfi},
+    {"gdn_chunk", GdnChunkFfi},
 };
 
 py::dict Targets() {
@@ -228,6 +231,12 @@ class DeviceStoreHandle {
   void OpenRing(int64_t num_slots, int64_t min_rows, int64_t patience_ms) {
     Check(Held().OpenRing(num_slots, min_rows, patience_ms));
   }
+  void OpenTimeline(int64_t capacity) { Held().OpenTimeline(capacity); }
+  std::vector<std::pair<uint64_t, uint64_t>> TakeTimeline() {
+    DeviceStore& store = Held();
+    const py::gil_scoped_release release;
+    return store.TakeTimeline();
+  }
   void BeginPrompt() { Held().BeginPrompt(); }
   void BeginPass(int64_t num_rows) {
     DeviceStore& store = Held();
@@ -375,6 +384,9 @@ void BindDevice(py::module_& module) {
       .def("after_window", &DeviceStoreHandle::AfterWindow)
       .def("open_ring", &DeviceStoreHandle::OpenRing, py::arg("num_slots"), py::arg("min_rows"),
            py::arg("patience_ms"))
+      .def("open_timeline", &DeviceStoreHandle::OpenTimeline, py::arg("capacity"))
+      .def("take_timeline", &DeviceStoreHandle::TakeTimeline,
+           "(nanoseconds, phase) of every mark since the last time.")
       .def("begin_prompt", &DeviceStoreHandle::BeginPrompt)
       .def("begin_pass", &DeviceStoreHandle::BeginPass, py::arg("num_rows"))
       .def("ring_counts", &DeviceStoreHandle::RingCounts)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # usage and plan wait for neither numpy nor the engine
     import numpy as np
 
     from strata_jax.engine.options import EngineOptions
+    from strata_jax.engine.prefill_timing import PrefillTiming
     from strata_jax.engine.request import Request, Timings
     from strata_jax.weights.pack import Pack
     from strata_jax.weights.tier_needs import TierPlan
@@ -50,6 +51,11 @@ class Generation(Protocol):
     @property
     def drafts(self) -> "dict[str, object] | None":
         """What became of drafts; None without a drafter."""
+        ...
+
+    @property
+    def prefill_timing(self) -> "PrefillTiming | None":
+        """Where the time of its prompt went, if that was asked for."""
         ...
 
     @property

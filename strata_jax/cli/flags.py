@@ -170,6 +170,12 @@ def define_engine(values: flags.FlagValues) -> None:
         "tokens that sparse attention selects, a multiple of the file's block; the file's if not given",
         lower=1,
     )
+    flags.DEFINE_boolean(
+        "prefill_timing",
+        False,
+        "tells where the time of a prompt went, by phase of a GPU (STRATA_PREFILL_TIMING=1 does, too)",
+        flag_values=values,
+    )
     flags.DEFINE_string(
         "routing_out", None, "file for the routed ids of every step", flag_values=values
     )

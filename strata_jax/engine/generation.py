@@ -10,6 +10,7 @@ import numpy as np
 from strata_jax.engine.device_sampling import DeviceSampling
 from strata_jax.engine.drafting import Drafting
 from strata_jax.engine.options import EngineOptions
+from strata_jax.engine.prefill_timing import PrefillTiming
 from strata_jax.engine.request import Request, Timings
 from strata_jax.engine.runner import GRAIN, Runner
 from strata_jax.engine.sampling import Sampler
@@ -33,6 +34,9 @@ class Generation:
         self._drafting = drafting
         self._kept: list[np.ndarray] | None = [] if options.all_logits else None
         self._report = report
+        self._is_timed = options.prefill_timing
+        self.prefill_timing: PrefillTiming | None = None
+        """Where the time of the prompt went, once it is read; None unless asked for."""
         self._live_rows = options.spec or runner.options.window_rows
         self._windows: collections.Counter[int] = collections.Counter()
         self._before = runner.tiers.experts.counters()
@@ -103,7 +107,7 @@ class Generation:
     def _run(self) -> Generator[int, None, None]:
         request, runner = self._request, self._runner
         start = time.perf_counter()
-        logits = self._read_prompt()
+        logits = self._read_timed() if self._is_timed else self._read_prompt()
         runner.tiers.after_step()
         sampler = Sampler(request.settings, request.ids, runner.config.vocab_size)
         token = sampler.pick(logits, runner.position) if request.max_tokens else -1
@@ -228,6 +232,24 @@ class Generation:
             position += 1
             yield token
             began = time.perf_counter()
+
+    def _read_timed(self) -> np.ndarray:
+        """Reads the prompt and takes down where the time went."""
+        experts = self._runner.tiers.experts
+        experts.take_marks()  # of a prompt that nobody waited for
+        before, start = experts.counters(), time.perf_counter()
+        logits = self._read_prompt()
+        wall_s, marks = time.perf_counter() - start, experts.take_marks()
+        now = experts.counters()
+        done = {name: now[name] - before[name] for name in now}
+        self.prefill_timing = PrefillTiming(
+            wall_s=wall_s,
+            slot_wait_s=done["waits_us"] / 1e6,
+            experts_streamed=done.get("experts_streamed", 0),
+            bytes_streamed=done["bytes_streamed"],
+            marks=marks,
+        )
+        return logits
 
     def _read_prompt(self) -> np.ndarray:
         """Reads the prompt by chunks of tiles, its end by windows; returns the last id's logits."""

@@ -1,6 +1,7 @@
 """From a checked pack to what programs take: the vectors as arrays on the primary mesh."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from strata_jax.config import Platform
+from strata_jax.config import Platform, TierSettings
 from strata_jax.model.params import (
     AttentionParams,
     DraftParams,
@@ -19,7 +20,10 @@ from strata_jax.model.params import (
     Params,
 )
 from strata_jax.ops.native import Backend
+from strata_jax.weights.budget import host_memory
+from strata_jax.weights.device_table import DeviceNgramTable
 from strata_jax.weights.draft_layer import DraftLayer
+from strata_jax.weights.ngram_table import TENSOR, NgramTable
 from strata_jax.weights.pack import Pack
 
 
@@ -133,3 +137,24 @@ def _ngram(pack: Pack, prefix: str) -> NgramParams:
         norm_conv=_streams(pack, prefix + "ple_norm_conv.weight"),
         conv_weight=_taps(pack, prefix + "ple_conv1d.weight"),
     )
+
+
+def compiler_options(backend: Backend) -> dict[str, Any] | None:
+    """Contract R: on a GPU nothing is chosen by timing it."""
+    return {"xla_gpu_autotune_level": 0} if backend.name == "cuda" else None
+
+
+def open_table(
+    pack: Pack, settings: TierSettings, backend: Backend, report: Callable[[str], None]
+) -> NgramTable | DeviceNgramTable | None:
+    """The n-gram table of a model; None if it has none."""
+    if pack.config.ngram is None:
+        return None
+    if backend.is_device:
+        return DeviceNgramTable(pack, settings.ple_io, backend, report)
+    mode = settings.ple_io
+    if mode is None:
+        # A table that the page cache will hold anyway is not worth a disk read a row.
+        table_bytes = pack.tensor(TENSOR).nbytes
+        mode = "mmap" if 8 * table_bytes <= host_memory().available_bytes else "direct"
+    return NgramTable(pack, mode, report)

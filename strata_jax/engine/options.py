@@ -58,6 +58,8 @@ class EngineOptions:
     prefill: int | None = None
     """Tiles of a chunk, the most of a prompt that one program reads; None = one on the CPU, on a GPU
     up to 8192 rows as its memory allows. Answers do not depend on it."""
+    prefill_timing: bool = False
+    """Tell where the time of each prompt went; programs for prompts are other ones then, answers are not."""
     tiers: TierSettings = dataclasses.field(default_factory=TierSettings)
     """Where experts lie and how they move. Answers do not depend on it."""
     platform: Platform = "cpu"

@@ -1,6 +1,5 @@
 """The model on the primary device: the only place that compiles. Owns parameters, state and store."""
 
-import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator
@@ -10,57 +9,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from strata_jax.config import MOST_DRAFTS, TILE_ROWS, KvType, ModelConfig, TierSettings
+from strata_jax.config import ModelConfig
 from strata_jax.engine.device_sampling import DeviceSampling, compile_draws
-from strata_jax.engine.loader import Placing, load_params, primary_sharding
+from strata_jax.engine.loader import (
+    Placing,
+    compiler_options,
+    load_params,
+    open_table,
+    primary_sharding,
+)
+from strata_jax.engine.prefill_timing import CAPACITY
 from strata_jax.engine.programs import Numbers, best_id, tile_program, window_program
 from strata_jax.engine.request import SamplingSettings
+from strata_jax.engine.runner_options import RunnerOptions
 from strata_jax.engine.sampling import Sampler
 from strata_jax.engine.tiers import EngineTiers
 from strata_jax.errors import StrataError
 from strata_jax.model.state import DecodeState, empty_state, num_cells
-from strata_jax.ops.native import CPU, Backend
 from strata_jax.ops.sets import native_ops
-from strata_jax.weights.budget import StepSizes, host_memory
-from strata_jax.weights.device_table import DeviceNgramTable
-from strata_jax.weights.draft_needs import DraftNeeds
+from strata_jax.ops.timed import timed_ops
+from strata_jax.weights.device_experts import DeviceExperts
 from strata_jax.weights.matrices import fill_store
-from strata_jax.weights.ngram_table import TENSOR, NgramTable
 from strata_jax.weights.pack import Pack
 
 GRAIN = 64
 """Tiles start at multiples of this; a prompt's last `n mod GRAIN` tokens go through windows."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunnerOptions:
-    """Sizes that are part of the compiled programs."""
-
-    max_context: int
-    """Positions the cache holds."""
-    window_rows: int = 8
-    """Width of the window program; a row's bits do not depend on it."""
-    chunk_tiles: int | None = None
-    """Tiles of the largest program; None = what the plan chooses. Results do not depend on it."""
-    kv: KvType = "fp16"
-    """How keys and values are cached."""
-    all_logits: bool = False
-    """Tiles give the logits of every row, not of the last one only."""
-    tiers: TierSettings = dataclasses.field(default_factory=TierSettings)
-    """Where experts lie and how they move; results do not depend on it."""
-    backend: Backend = CPU
-    """Whose kernels run."""
-    drafts: bool = False
-    """Windows may hold drafts."""
-    residual: bool = False
-    """Steps give the residual of their rows, which a drafter reads."""
-    draft_needs: DraftNeeds | None = None
-    """What the drafter takes of the memory."""
-
-    @property
-    def most_drafts(self) -> int:
-        """Rows of a window that may be drafts."""
-        return min(self.window_rows - 1, MOST_DRAFTS)
 
 
 class Runner:
@@ -83,7 +56,7 @@ class Runner:
         self.tiers = self._open_tiers(pack, report)
         """Where the experts are."""
         try:
-            self._table = _open_table(pack, options.tiers, options.backend, report)
+            self._table = open_table(pack, options.tiers, options.backend, report)
         except BaseException:
             self.tiers.close()
             self._close_store()
@@ -103,7 +76,7 @@ class Runner:
         self._sharding = primary_sharding(options.backend.platform)
         # Flat, for a step takes them apart again every time it is called.
         self._params, self._params_tree = jax.tree.flatten(load_params(pack, self._sharding))
-        self.tile_rows = TILE_ROWS[options.backend.platform]
+        self.tile_rows = self.tiers.plan.steps.tile_rows
         """Rows of the tile program."""
         self.chunk_rows = self.tiers.plan.steps.chunk_rows
         """Rows of the largest program, a whole number of tiles."""
@@ -151,7 +124,11 @@ class Runner:
         bits depend neither on the others nor on its place (contract C), so a chunk is a larger tile, and
         an expert is fetched, decoded and used once for all its rows.
         """
-        tile = functools.partial(tile_program, self.ops, self.config, self.options.all_logits)
+        ops, experts = self.ops, self.tiers.experts
+        if self.options.prefill_timing and isinstance(experts, DeviceExperts):
+            experts.open_timeline(CAPACITY)
+            ops = timed_ops(ops, experts.store, self.options.backend)
+        tile = functools.partial(tile_program, ops, self.config, self.options.all_logits)
         widths = self.tiers.plan.steps.tile_widths
         return {width: self._compile(tile, width, report) for width in widths}
 
@@ -201,12 +178,7 @@ class Runner:
 
     def _open_tiers(self, pack: Pack, report: Callable[[str], None]) -> EngineTiers:
         options = self.options
-        steps = StepSizes(
-            tile_rows=TILE_ROWS[options.backend.platform],
-            window_rows=options.window_rows,
-            all_logits=options.all_logits,
-            chunk_tiles=_chunk_tiles(options),
-        )
+        steps = options.step_sizes()
         settings, context, kv = options.tiers, options.max_context, options.kv
         try:
             return EngineTiers.open(
@@ -247,7 +219,7 @@ class Runner:
         jitted = jax.jit(packed, donate_argnums=1, out_shardings=shardings)
         numbers, best = place((rows + len(Numbers._fields),), jnp.int32), place((), jnp.int32)
         lowered = jitted.lower(self._params, self._state_shapes(), numbers, best)
-        return lowered.compile(_compiler_options(self.options.backend))
+        return lowered.compile(compiler_options(self.options.backend))
 
     @property
     def placing(self) -> Placing:
@@ -257,7 +229,7 @@ class Runner:
             backend=backend,
             sharding=self._sharding,
             result_sharding=self._result_sharding(),
-            compiler_options=_compiler_options(backend),
+            compiler_options=compiler_options(backend),
         )
 
     def _result_sharding(self) -> jax.sharding.Sharding:
@@ -505,30 +477,3 @@ class Runner:
             self._table.close()
             self._table = None
         self._close_store()
-
-
-def _chunk_tiles(options: RunnerOptions) -> int | None:
-    """Tiles of the largest program, None for the plan to choose: an emulated device has no speed."""
-    if options.chunk_tiles is None and options.backend.name == "emulated":
-        return 1
-    return options.chunk_tiles
-
-
-def _compiler_options(backend: Backend) -> dict[str, Any] | None:
-    """Contract R: on a GPU nothing is chosen by timing it."""
-    return {"xla_gpu_autotune_level": 0} if backend.name == "cuda" else None
-
-
-def _open_table(
-    pack: Pack, settings: TierSettings, backend: Backend, report: Callable[[str], None]
-) -> NgramTable | DeviceNgramTable | None:
-    if pack.config.ngram is None:
-        return None
-    if backend.is_device:
-        return DeviceNgramTable(pack, settings.ple_io, backend, report)
-    mode = settings.ple_io
-    if mode is None:
-        # A table that the page cache will hold anyway is not worth a disk read a row.
-        table_bytes = pack.tensor(TENSOR).nbytes
-        mode = "mmap" if 8 * table_bytes <= host_memory().available_bytes else "direct"
-    return NgramTable(pack, mode, report)

@@ -179,6 +179,14 @@ class DeviceExperts:
         if self._host is not None:
             self._host.before_window()
 
+    def open_timeline(self, capacity: int) -> None:
+        """Room for marks of programs that are timed; before they are compiled."""
+        self._native.open_timeline(capacity)
+
+    def take_marks(self) -> tuple[tuple[int, int], ...]:
+        """(nanoseconds, phase) of the marks since the last time; waits for the device."""
+        return tuple(self._native.take_timeline())
+
     def before_prompt(self) -> None:
         """Forgets what a prompt before may have left unfinished."""
         self._native.begin_prompt()
@@ -227,7 +235,7 @@ class DeviceExperts:
             "bytes_read": 0,
             "swaps_primary": swaps,
             "swaps_peer": peer_swaps,
-            "waits_us": 0,
+            "waits_us": ring["waited_us"],
         }
 
     def tiers(self) -> np.ndarray:

@@ -118,6 +118,10 @@ class ExpertTiers:
         if failure:
             raise StrataError(f"expert tiers: {failure}")
 
+    def take_marks(self) -> tuple[tuple[int, int], ...]:
+        """None: phases are a device's."""
+        return ()
+
     def before_prompt(self) -> None:
         """Nothing: see `DeviceExperts.before_prompt`."""
 

@@ -24,7 +24,7 @@ BACKENDS = [
 def small_tiles():
     """Rows of a tile: an emulated device is slow."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("strata_jax.engine.runner.TILE_ROWS", {"cpu": TILE, "cuda": TILE})
+        patch.setattr("strata_jax.engine.runner_options.TILE_ROWS", {"cpu": TILE, "cuda": TILE})
         yield
 
 

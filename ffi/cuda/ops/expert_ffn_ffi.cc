@@ -104,6 +104,7 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> x, ffi::BufferR
     PassDoors(*held, layer, &args);
   }
   if (held->ring() != nullptr) args.ring = held->ring()->At(layer);
+  args.timeline = held->timeline();
   const std::string error = Run(args, held->peer(), StreamOf(stream));
   return error.empty() ? ffi::Error::Success() : ffi::Error::Internal("expert_ffn: " + error);
 }

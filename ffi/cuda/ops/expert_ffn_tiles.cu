@@ -206,7 +206,9 @@ struct Call {
   }
 
   std::string Prepare() const {
-    std::string error = tiles::QuantizeTileRows(a.x, a.live, a.num_rows, a.width, p.in, stream);
+    std::string error = Mark(a.timeline, Phase::kGroup, stream);
+    if (!error.empty()) return error;
+    error = tiles::QuantizeTileRows(a.x, a.live, a.num_rows, a.width, p.in, stream);
     if (!error.empty()) return error;
     return expert_tiles::GroupEntries(a.ids, a.live, a.num_rows, a.num_active, a.num_experts,
                                       p.groups, a.usage, stream);
@@ -217,10 +219,14 @@ struct Call {
     const int64_t most = std::min(a.num_experts, CeilDiv(a.num_experts, a.ring.groups));
     std::string error;
     if (group == 0) {
+      error = Mark(a.timeline, Phase::kGateUp, stream);
+      if (!error.empty()) return error;
       error =
           expert_tiles::LaunchGateUp(Shared(p, a, false), CeilDiv(a.num_rows, kTileRows), stream);
     }
+    if (error.empty()) error = Mark(a.timeline, Phase::kWait, stream);
     if (error.empty() && !IsPlain()) error = expert_tiles::AwaitGroup(gate, group, stream);
+    if (error.empty()) error = Mark(a.timeline, Phase::kGateUp, stream);
     if (!error.empty()) return error;
     return expert_tiles::LaunchGateUp(Routed(group, false), expert_tiles::MostTiles(entries, most),
                                       stream);
@@ -229,6 +235,8 @@ struct Call {
   // Of the slice that begins at p.first_column.
   std::string RoutedDown(int64_t group) const {
     const int64_t most = std::min(a.num_experts, CeilDiv(a.num_experts, a.ring.groups));
+    const std::string error = Mark(a.timeline, Phase::kDown, stream);
+    if (!error.empty()) return error;
     return expert_tiles::LaunchDown(Routed(group, true), expert_tiles::MostTiles(entries, most),
                                     stream);
   }
@@ -236,7 +244,9 @@ struct Call {
   std::string SharedDownAndCombine() const {
     const std::string error =
         expert_tiles::LaunchDown(Shared(Down(), a, true), CeilDiv(a.num_rows, kTileRows), stream);
-    return error.empty() ? LaunchCombine(a, p, stream) : error;
+    if (!error.empty()) return error;
+    const std::string problem = Mark(a.timeline, Phase::kCombine, stream);
+    return problem.empty() ? LaunchCombine(a, p, stream) : problem;
   }
 };
 
