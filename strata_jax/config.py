@@ -136,6 +136,11 @@ def environment_notes() -> tuple[str, ...]:
     return tuple(notes)
 
 
+def wants_prefill_timing() -> bool:
+    """Whether the environment asks for the time of prompts by phase, as --prefill_timing does."""
+    return os.environ.get("STRATA_PREFILL_TIMING", "0") not in ("", "0")
+
+
 def user_cache_dir() -> pathlib.Path | None:
     """Where this user's caches live (XDG base directory specification); None without a home."""
     base = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -269,6 +274,9 @@ class TierSettings:
     """Most experts on the peer; 0 = as many as fit."""
     peer_adapt_swaps: int = -1
     """Most swaps of a round on the peer; -1 = as `adapt_swaps`, 0 = frozen."""
+    prefill_ring: int | None = None
+    """Slots of a GPU that experts of the host pass through in prompts; None = auto, 0 = none: they are
+    read over the link where they are used."""
     ple_io: NgramIo | None = None
     """How rows of the n-gram table are read; None = mmap for a small table, else direct."""
     host_ram_limit_gib: float | None = None
@@ -377,6 +385,8 @@ class TierSettings:
                 notes += self._without_effect(("expert_profile",), "the expert cache is off")
         else:
             notes += self._notes_with_cache(platform)
+        if platform == "cpu":
+            notes += self._without_effect(("prefill_ring",), "the CPU reads experts where they lie")
         if self.peer_device is None:
             notes += self._without_effect(_PEER_FLAGS, "there is no peer; --peer_device=N adds one")
         elif platform == "cpu":
@@ -419,6 +429,7 @@ _TIER_RANGES: tuple[tuple[str, type, float, float], ...] = (
     ("peer_reserve_mib", int, 0, math.inf),
     ("peer_slots", int, 0, math.inf),
     ("peer_adapt_swaps", int, -1, math.inf),
+    ("prefill_ring", int, 0, 16384),
     ("host_ram_limit_gib", float, 0, 1 << 40),
     ("resident_budget_gib", float, 0, 1 << 40),
     ("device_memory_mib", int, 1, 1 << 40),

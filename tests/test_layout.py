@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 500
 GENERATED = {"ffi/common/gguf_grids.h"}
 NOT_OPS = {
+    "timed",
     "__init__",
     "native",
     "ffi_version",

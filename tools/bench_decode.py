@@ -53,7 +53,7 @@ def main() -> None:
             pack,
             make_plan(pack, context, arguments.kv),
             settings,
-            StepSizes(tile_rows=TILE_ROWS[arguments.platform]),
+            StepSizes(tile_rows=TILE_ROWS[arguments.platform], chunk_tiles=None),
             arguments.platform,
         )
         plan.check()
@@ -63,6 +63,7 @@ def main() -> None:
 
         options = RunnerOptions(
             max_context=context,
+            chunk_tiles=plan.steps.chunk_tiles,
             kv=arguments.kv,
             backend=Backend(arguments.platform),
             tiers=settings,

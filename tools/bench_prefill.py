@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--expert_cache", type=int, default=None)
     parser.add_argument("--kv", choices=get_args(KvType), default="fp16")
+    parser.add_argument("--prefill", type=int, default=None, help="tiles of a chunk")
     parser.add_argument("--int8_tops", type=float, default=1580.0)
     parser.add_argument("--bf16_tops", type=float, default=790.0)
     parser.add_argument("--profile", action="store_true", help="time by kernel (without graphs)")
@@ -58,7 +59,7 @@ def main() -> None:
     context = max(length + depth for length, depth in prompts)
     with open_pack(arguments.model) as pack:
         settings = TierSettings(expert_cache=arguments.expert_cache)
-        sizes = StepSizes(tile_rows=TILE_ROWS[arguments.platform])
+        sizes = StepSizes(tile_rows=TILE_ROWS[arguments.platform], chunk_tiles=arguments.prefill)
         free_before = free_bytes(arguments.platform)
         files = make_plan(pack, context, arguments.kv)
         plan = plan_here(pack, files, settings, sizes, arguments.platform)
@@ -70,6 +71,7 @@ def main() -> None:
         options = RunnerOptions(
             max_context=context,
             kv=arguments.kv,
+            chunk_tiles=plan.steps.chunk_tiles,
             backend=Backend(arguments.platform),
             tiers=settings,
         )
@@ -109,7 +111,7 @@ def read(runner, ids: np.ndarray, depth: int) -> None:
     """Reads a prompt as the engine does."""
     runner.reset()
     runner.position = depth
-    rows, logits = runner.tile_rows, np.zeros(1)
+    rows, logits = runner.chunk_rows, np.zeros(1)
     for begin in range(0, len(ids), rows):
         end = min(begin + rows, len(ids))
         logits = runner.read_tile(ids[begin:end], want_logits=end == len(ids))

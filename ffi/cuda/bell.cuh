@@ -3,47 +3,9 @@
 
 #include "cuda/bell.h"
 #include "cuda/launch.h"
-#if defined(STRATA_EMULATE)
-#include <chrono>
-#endif
+#include "cuda/system_scope.cuh"
 
 namespace strata {
-
-__device__ __forceinline__ uint64_t LoadAcquireSystem(const uint64_t* address) {
-#if defined(STRATA_EMULATE)
-  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
-#else
-  uint64_t value;
-  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
-  return value;
-#endif
-}
-
-__device__ __forceinline__ void StoreReleaseSystem(uint64_t* address, uint64_t value) {
-#if defined(STRATA_EMULATE)
-  __atomic_store_n(address, value, __ATOMIC_RELEASE);
-#else
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
-#endif
-}
-
-__device__ __forceinline__ void StoreReleaseSystem(uint32_t* address, uint32_t value) {
-#if defined(STRATA_EMULATE)
-  __atomic_store_n(address, value, __ATOMIC_RELEASE);
-#else
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
-#endif
-}
-
-__device__ __forceinline__ uint64_t NowNs() {
-#if defined(STRATA_EMULATE)
-  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-#else
-  uint64_t now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  return now;
-#endif
-}
 
 // Waits, one thread of a kernel, for the answer that was asked for; gives up where the host shows
 // no sign of life for too long. Whether an answer is there.

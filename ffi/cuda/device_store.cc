@@ -83,6 +83,8 @@ void DeviceStore::Release() {
   StopHost();
   StopFiles();
   swaps_ = nullptr;
+  ring_ = nullptr;
+  timeline_ = nullptr;
   peer_ = nullptr;
   for (void* memory :
        {static_cast<void*>(matrix_arena_), static_cast<void*>(expert_arena_),

@@ -18,10 +18,12 @@
 
 #include "common/gguf_types.h"
 #include "cuda/device_swaps.h"
+#include "cuda/expert_ring.h"
 #include "cuda/expert_word.h"
 #include "cuda/launch.h"
 #include "cuda/mailbox.h"
 #include "cuda/panel_copier.h"
+#include "cuda/timeline.h"
 #include "weights/weight_store.h"
 
 namespace strata {
@@ -118,6 +120,8 @@ class DeviceStore {
   // Room for a layer's expert at these offsets of a device's arena and of the host's.
   std::string AddSpares(int64_t layer, Arena arena, int64_t offset, int64_t on_host);
   DeviceSwaps* swaps() const { return swaps_.get(); }
+  // Between windows, when one has ended.
+  std::string AfterWindow();
   // Of the second kernel of a layer's expert_ffn, in windows.
   Latch LatchAfter(int64_t layer) const;
   // Where an expert is, as the next windows will have it.
@@ -139,6 +143,21 @@ class DeviceStore {
                        int64_t most_rows);
   PeerStore* peer() const { return peer_.get(); }
 
+  // Slots that experts of the host's memory pass through in prompts (expert_ring.h); all experts
+  // put, before anything is compiled.
+  std::string OpenRing(int64_t num_slots, int64_t min_rows, int64_t patience_ms);
+  ExpertRing* ring() const { return ring_.get(); }
+  // Times what is compiled from now on to be timed.
+  void OpenTimeline(int64_t capacity) { timeline_ = std::make_unique<Timeline>(capacity); }
+  TimelineAt timeline() const { return timeline_ == nullptr ? TimelineAt{} : timeline_->at(); }
+  std::vector<std::pair<uint64_t, uint64_t>> TakeTimeline() {
+    return timeline_ == nullptr ? std::vector<std::pair<uint64_t, uint64_t>>{} : timeline_->Take();
+  }
+  // Whatever a prompt before has left unfinished is to be forgotten.
+  void BeginPrompt() { ring_is_stale_ = true; }
+  // A tile's program of so many live rows is about to be put into the queue.
+  std::string BeginPass(int64_t num_rows);
+
   // Compares one expert, where the device's table says it lies, with the file's rows. Returns what
   // differs, or an empty string. No step may run.
   std::string AuditExpert(int64_t layer, int64_t expert, const uint8_t* gate, const uint8_t* up,
@@ -157,6 +176,7 @@ class DeviceStore {
  private:
   static std::string Failed(const char* what, int64_t bytes, cudaError_t error);
   void Release();
+  std::string SettleRing();
   PanelCopier& Copier();
   void StopHost();
   void StopFiles();
@@ -189,6 +209,9 @@ class DeviceStore {
   std::unique_ptr<PeerStore> peer_;
   uint64_t* wanted_ = nullptr;  // null: experts stay where they are
   std::unique_ptr<DeviceSwaps> swaps_;
+  std::unique_ptr<ExpertRing> ring_;
+  std::unique_ptr<Timeline> timeline_;
+  bool ring_is_stale_ = true;  // its list may not be what words say
   uint32_t* usage_ = nullptr;
 };
 

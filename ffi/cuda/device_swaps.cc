@@ -180,11 +180,24 @@ std::string DeviceSwaps::Publish() {
       cudaMemcpyAsync(wanted_, table_copy_, table_->size() * 8, cudaMemcpyHostToDevice, in_);
   if (error == cudaSuccess) error = cudaEventRecord(in_done_, in_);
   state_ = State::kPublishing;
+  CountMoves();
+  return error == cudaSuccess ? "" : std::string("device_swaps: ") + cudaGetErrorString(error);
+}
+
+std::string DeviceSwaps::Settle() {
+  cudaError_t error = cudaStreamSynchronize(in_);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(out_);
+  if (state_ == State::kCounting) TakeCounts();
+  if (state_ == State::kCopying) CountMoves();
+  Retire();
+  return error == cudaSuccess ? "" : std::string("device_swaps: ") + cudaGetErrorString(error);
+}
+
+void DeviceSwaps::CountMoves() {
   for (const Move& move : moves_) {
     bytes_ += move.bytes;
     ++move.side->swaps;
   }
-  return error == cudaSuccess ? "" : std::string("device_swaps: ") + cudaGetErrorString(error);
 }
 
 void DeviceSwaps::Retire() {

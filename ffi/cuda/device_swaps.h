@@ -54,6 +54,9 @@ class DeviceSwaps {
 
   // A window has ended. Returns what went wrong, or an empty string.
   std::string AfterWindow();
+  // Ends a round that is under way: then the host's table holds where everything is, and both
+  // tables of the device are to be made equal to it. No kernel may run.
+  std::string Settle();
 
   int64_t swaps(ExpertTag tag) const { return SideOf(tag).swaps; }
   int64_t bytes_swapped() const { return bytes_; }
@@ -80,6 +83,7 @@ class DeviceSwaps {
   cudaError_t CopyFor(Side* side, std::vector<bool>* moved);
   const Side& SideOf(ExpertTag tag) const { return sides_[tag == ExpertTag::kPeer]; }
   std::string Publish();
+  void CountMoves();
   void Retire();
   void TakeCounts();
   bool Done(std::string* error) const;

@@ -31,7 +31,9 @@ enum EntryHome {
   kOverLink = 2,
   kOnHost = 3,
   kOfFile = 4,
-  kEntryHomes = 5
+  kReadByTiles = 5,    // experts, not entries: so often a tile's kernels read one over the link
+  kTilesOverLink = 6,  // entries of tiles whose expert the host has
+  kEntryHomes = 7,
 };
 
 inline uint64_t ExpertWord(const uint8_t* panels, ExpertTag tag, bool linked) {

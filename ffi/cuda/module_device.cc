@@ -2,7 +2,9 @@
 
 #include <pybind11/stl.h>
 
+#include <map>
 #include <stdexcept>
+#include <string>
 
 #include "cuda/current_device.h"
 #include "cuda/device_store.h"
@@ -37,7 +39,7 @@ constexpr Target kTargets[] = {
     {"embed_rows", EmbedRowsFfi},     {"ngram_rows", NgramRowsFfi}, {"gdn_window", GdnWindowFfi},
     {"qsa_append", QsaAppendFfi},     {"qsa_select", QsaSelectFfi}, {"qsa_attend", QsaAttendFfi},
     {"hyper_read", HyperReadFfi},     {"ngram_gate", NgramGateFfi}, {"gdn_chunk", GdnChunkFfi},
-    {"ngram_ask", NgramAskFfi},       {"route", RouteFfi},
+    {"ngram_ask", NgramAskFfi},       {"route", RouteFfi},          {"mark", MarkFfi},
 };
 
 py::dict Targets() {
@@ -142,7 +144,8 @@ int64_t FfnWorkspace(int64_t slot, int64_t layer, int64_t shared_gate, int64_t n
     throw std::invalid_argument("device_store: no experts in layer " + std::to_string(layer));
   }
   const int64_t hidden = std::max(shape->gate.rows, MatrixOf(*store, shared_gate, layer).rows);
-  return ExpertFfnWorkspace(num_rows, num_active, store->num_experts(), shape->gate.cols, hidden);
+  return ExpertFfnWorkspace(num_rows, num_active, store->num_experts(), shape->gate.cols, hidden,
+                            store->ring() != nullptr);
 }
 
 // Python's hold on a DeviceStore and its slot.
@@ -237,9 +240,33 @@ class DeviceStoreHandle {
     Check(Held().AddSpares(layer, static_cast<Arena>(arena), offset, on_host));
   }
   void AfterWindow() {
-    DeviceSwaps* swaps = Held().swaps();
+    DeviceStore& store = Held();
     const py::gil_scoped_release release;
-    if (swaps != nullptr) Check(swaps->AfterWindow());
+    Check(store.AfterWindow());
+  }
+  void OpenRing(int64_t num_slots, int64_t min_rows, int64_t patience_ms) {
+    Check(Held().OpenRing(num_slots, min_rows, patience_ms));
+  }
+  void OpenTimeline(int64_t capacity) { Held().OpenTimeline(capacity); }
+  std::vector<std::pair<uint64_t, uint64_t>> TakeTimeline() {
+    DeviceStore& store = Held();
+    const py::gil_scoped_release release;
+    return store.TakeTimeline();
+  }
+  void BeginPrompt() { Held().BeginPrompt(); }
+  void BeginPass(int64_t num_rows) {
+    DeviceStore& store = Held();
+    const py::gil_scoped_release release;
+    Check(store.BeginPass(num_rows));
+  }
+  std::map<std::string, int64_t> RingCounts() {
+    ExpertRing* ring = Held().ring();
+    const ExpertRing::Counts c = ring == nullptr ? ExpertRing::Counts{} : ring->counts();
+    return {{"passes", c.passes},
+            {"copied", c.copied},
+            {"bytes", c.bytes},
+            {"left_out", c.left_out},
+            {"waited_us", c.waited_us}};
   }
   std::array<int64_t, 3> Swapped() {
     const DeviceSwaps* swaps = Held().swaps();
@@ -378,6 +405,14 @@ void BindDevice(py::module_& module) {
       .def("add_spares", &DeviceStoreHandle::AddSpares, py::arg("layer"), py::arg("arena"),
            py::arg("offset"), py::arg("on_host"))
       .def("after_window", &DeviceStoreHandle::AfterWindow)
+      .def("open_ring", &DeviceStoreHandle::OpenRing, py::arg("num_slots"), py::arg("min_rows"),
+           py::arg("patience_ms"))
+      .def("open_timeline", &DeviceStoreHandle::OpenTimeline, py::arg("capacity"))
+      .def("take_timeline", &DeviceStoreHandle::TakeTimeline,
+           "(nanoseconds, phase) of every mark since the last time.")
+      .def("begin_prompt", &DeviceStoreHandle::BeginPrompt)
+      .def("begin_pass", &DeviceStoreHandle::BeginPass, py::arg("num_rows"))
+      .def("ring_counts", &DeviceStoreHandle::RingCounts)
       .def("swapped", &DeviceStoreHandle::Swapped,
            "Swaps since the start on the primary and on the peer, and the bytes of both.")
       .def("tiers", &DeviceStoreHandle::Tiers, "[layers * experts]: of every expert.")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # usage and plan wait for neither numpy nor the engine
     import numpy as np
 
     from strata_jax.engine.options import EngineOptions
+    from strata_jax.engine.prefill_timing import PrefillTiming
     from strata_jax.engine.request import Request, Timings
     from strata_jax.weights.pack import Pack
     from strata_jax.weights.tier_needs import TierPlan
@@ -50,6 +51,11 @@ class Generation(Protocol):
     @property
     def drafts(self) -> "dict[str, object] | None":
         """What became of drafts; None without a drafter."""
+        ...
+
+    @property
+    def prefill_timing(self) -> "PrefillTiming | None":
+        """Where the time of its prompt went, if that was asked for."""
         ...
 
     @property
@@ -107,20 +113,18 @@ OpenEngine = Callable[["Pack", "EngineOptions", Report], Engine]
 
 def open_engine(pack: "Pack", options: "EngineOptions", report: Report) -> Engine:
     """Loads the model. StrataError if it cannot run here or does not fit."""
-    xla_bytes = _check_fits(pack, options)
+    plan = _check_fits(pack, options)
+    # Free memory may be another number by the time the engine plans: the chunk is chosen here.
+    options = dataclasses.replace(options, prefill=plan.steps.chunk_tiles)
     report("starting JAX")
-    start_jax(options.platform, xla_bytes)
+    start_jax(options.platform, plan.xla_bytes)
     from strata_jax.engine.engine import Engine as RealEngine
 
     return RealEngine.open(pack, options, report)
 
 
-def _check_fits(pack: "Pack", options: "EngineOptions") -> int:
-    """The engine plans, too, but JAX takes a second to start, and who has to choose waits.
-
-    Returns:
-        the bytes that XLA needs on a GPU.
-    """
+def _check_fits(pack: "Pack", options: "EngineOptions") -> "TierPlan":
+    """The engine plans, too, but JAX takes a second to start, and who has to choose waits."""
     from strata_jax.cli.plan import plan_here
     from strata_jax.engine.options import choose_context
     from strata_jax.weights.plan import make_plan
@@ -136,7 +140,7 @@ def _check_fits(pack: "Pack", options: "EngineOptions") -> int:
         options.draft_settings(),
     )
     plan.check()
-    return plan.xla_bytes
+    return plan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -119,6 +119,19 @@ def define_max_context(values: flags.FlagValues) -> None:
     )
 
 
+def define_prefill(values: flags.FlagValues) -> None:
+    """Defines how much of a prompt is read at once."""
+    flags.DEFINE(
+        NumberOrAuto(int, 1),
+        "prefill",
+        AUTO,
+        "tiles of a chunk, the most of a prompt that is read at once: experts that the GPU does not hold "
+        "are fetched once for each; auto is up to 8192 rows on a GPU with the memory, one tile on a CPU",
+        values,
+        flags.ArgumentSerializer(),
+    )
+
+
 def define_kv(values: flags.FlagValues) -> None:
     """Defines how keys and values are cached."""
     define_choice(
@@ -149,20 +162,19 @@ def define_engine(values: flags.FlagValues) -> None:
         "rows of a decoding window; the engine's choice if not given",
         lower=1,
     )
-    flags.DEFINE(
-        NumberOrAuto(int, 1),
-        "prefill",
-        AUTO,
-        "tiles of a prompt's chunk, after each of which progress is told; auto: 8192 rows",
-        values,
-        flags.ArgumentSerializer(),
-    )
+    define_prefill(values)
     define_number(
         values,
         "indexer_budget",
         int,
         "tokens that sparse attention selects, a multiple of the file's block; the file's if not given",
         lower=1,
+    )
+    flags.DEFINE_boolean(
+        "prefill_timing",
+        False,
+        "tells where the time of a prompt went, by phase of a GPU (STRATA_PREFILL_TIMING=1 does, too)",
+        flag_values=values,
     )
     flags.DEFINE_string(
         "routing_out", None, "file for the routed ids of every step", flag_values=values

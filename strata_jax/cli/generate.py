@@ -106,6 +106,11 @@ def run(values: flags.FlagValues, context: Context) -> int:
         drafts = answers.describe_drafts(generation.drafts)
         if drafts is not None:
             output.note(drafts)
+        timing = generation.prefill_timing
+        for line in () if timing is None else timing.lines():
+            output.note(line)
+        if timing is not None:
+            running["prefill_timing"] = timing.to_json()
         if values.json:
             output.json(_result(task, generation) | _conditions(values, pack) | running)
     return 0

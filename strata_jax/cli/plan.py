@@ -29,6 +29,7 @@ def define(values: flags.FlagValues) -> None:
     cli_flags.define_number(
         values, "window_rows", int, "rows of a decoding window, as of generate", default=8, lower=1
     )
+    cli_flags.define_prefill(values)
     tier_flags.define_tiers(values)
     draft_flags.define_draft_layer(values)
     flags.DEFINE_boolean("json", False, "prints one JSON object", flag_values=values)
@@ -51,7 +52,11 @@ def run(values: flags.FlagValues, context: Context) -> int:
     settings, drafts = tier_flags.tier_settings(values), draft_flags.draft_settings(values)
     with open_pack(model_path(values)) as pack:
         plan = make_plan(pack, values.max_context, values.kv)
-        steps = StepSizes(tile_rows=TILE_ROWS[platform], window_rows=values.window_rows)
+        steps = StepSizes(
+            tile_rows=TILE_ROWS[platform],
+            window_rows=values.window_rows,
+            chunk_tiles=None if values.prefill == cli_flags.AUTO else values.prefill,
+        )
         tiers = plan_here(pack, plan, settings, steps, platform, drafts)
     if values.json:
         context.output.json({**plan.to_json(), "memory": tiers.to_json()})

@@ -20,7 +20,13 @@ from strata_jax.cli.flags import AUTO
 from strata_jax.cli.native import load_native
 from strata_jax.cli.output import Output
 from strata_jax.cli.tier_flags import tier_settings
-from strata_jax.config import Platform, TierSettings, environment_notes, user_cache_dir
+from strata_jax.config import (
+    Platform,
+    TierSettings,
+    environment_notes,
+    user_cache_dir,
+    wants_prefill_timing,
+)
 from strata_jax.engine.options import EngineOptions
 from strata_jax.errors import UsageError
 from strata_jax.weights.pack import Pack, open_pack
@@ -82,6 +88,7 @@ def running_engine(
         suffix_draft=values.suffix_draft,
         draft_script=draft_flags.script(values.draft_script),
         prefill=None if values.prefill == AUTO else values.prefill,
+        prefill_timing=values.prefill_timing or wants_prefill_timing(),
         tiers=tiers,
         mtp=draft_settings(values),
         platform=platform,

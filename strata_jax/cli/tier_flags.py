@@ -84,6 +84,13 @@ def define_tiers(values: flags.FlagValues) -> None:
         NumberOrAuto(float, 0, 1),
         "share of the missed experts that the device computes from host memory; auto is 0 on the CPU",
     )
+    _define_auto(
+        values,
+        "prefill_ring",
+        NumberOrAuto(int, 0, 16384),
+        "slots on a GPU through which prompts stream the experts that it does not hold; auto is two "
+        "layers' worth in at most a sixteenth of its memory; 0 reads them over the link",
+    )
     _define_host(values)
 
 
@@ -161,6 +168,7 @@ def _names() -> tuple[str, ...]:
         "expert_cache_fill_all",
         "adapt_decay",
         "pcie_frac",
+        "prefill_ring",
         "ple_io",
         "host_ram_limit_gib",
         "resident_budget_gib",

@@ -8,42 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from strata_jax.config import MOST_DRAFTS, KvType, ModelConfig, TierSettings
+from strata_jax.config import ModelConfig
 from strata_jax.engine.device_sampling import compile_draws
 from strata_jax.engine.loader import Placing, primary_sharding
 from strata_jax.engine.programs import Numbers, best_id
+from strata_jax.engine.runner_options import RunnerOptions
 from strata_jax.model.state import DecodeState, empty_state
-from strata_jax.ops.native import CPU, Backend
-from strata_jax.weights.draft_needs import DraftNeeds
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunnerOptions:
-    """Sizes that are part of the compiled programs."""
-
-    max_context: int
-    """Positions the cache holds."""
-    window_rows: int = 8
-    """Width of the window program; a row's bits do not depend on it."""
-    kv: KvType = "fp16"
-    """How keys and values are cached."""
-    all_logits: bool = False
-    """Tiles give the logits of every row, not of the last one only."""
-    tiers: TierSettings = dataclasses.field(default_factory=TierSettings)
-    """Where experts lie and how they move; results do not depend on it."""
-    backend: Backend = CPU
-    """Whose kernels run."""
-    drafts: bool = False
-    """Windows may hold drafts."""
-    residual: bool = False
-    """Steps give the residual of their rows, which a drafter reads."""
-    draft_needs: DraftNeeds | None = None
-    """What the drafter takes of the memory."""
-
-    @property
-    def most_drafts(self) -> int:
-        """Rows of a window that may be drafts."""
-        return min(self.window_rows - 1, MOST_DRAFTS)
+from strata_jax.ops.native import Backend
 
 
 def place_programs(backend: Backend) -> Placing:

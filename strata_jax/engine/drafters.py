@@ -67,7 +67,7 @@ class Drafters:
             drafter = LookupDrafter(options.suffix_draft)
             sources.append(Source(name="lookup", drafter=drafter, length=DraftLength(most)))
         if self.needs is not None:
-            self._mtp = self._open_mtp(pack, runner, options.step_sizes(), report)
+            self._mtp = self._open_mtp(pack, runner, runner.tiers.plan.steps, report)
             sources.append(Source(name="mtp", drafter=self._mtp, length=DraftLength(most)))
         if sources and most > 0:
             self.drafting = Drafting(sources, most, options.spec_min_p)

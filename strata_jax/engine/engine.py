@@ -59,7 +59,6 @@ class Engine:
         """
         context, notes = choose_context(pack, options)
         config, budget_notes = choose_index_budget(pack.config, options.index_budget)
-        options.chunk_rows()  # refused before anything is loaded
         drafters = Drafters.plan(pack, options, context)
         if options.threads is not None:
             _native.set_threads(options.threads)
@@ -68,6 +67,8 @@ class Engine:
         runner_options = RunnerOptions(
             max_context=context,
             window_rows=options.checked_rows(),
+            chunk_tiles=options.prefill,
+            prefill_timing=options.prefill_timing,
             kv=options.kv,
             all_logits=options.all_logits,
             tiers=options.tiers,

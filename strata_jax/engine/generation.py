@@ -10,6 +10,7 @@ import numpy as np
 from strata_jax.engine.device_sampling import DeviceSampling
 from strata_jax.engine.drafting import Drafting
 from strata_jax.engine.options import EngineOptions
+from strata_jax.engine.prefill_timing import PrefillTiming
 from strata_jax.engine.request import Request, Timings
 from strata_jax.engine.runner import GRAIN, Runner
 from strata_jax.engine.sampling import Sampler
@@ -33,7 +34,9 @@ class Generation:
         self._drafting = drafting
         self._kept: list[np.ndarray] | None = [] if options.all_logits else None
         self._report = report
-        self._chunk_rows = options.chunk_rows()
+        self._is_timed = options.prefill_timing
+        self.prefill_timing: PrefillTiming | None = None
+        """Where the time of the prompt went, once it is read; None unless asked for."""
         self._live_rows = options.spec or runner.options.window_rows
         self._windows: collections.Counter[int] = collections.Counter()
         self._before = runner.tiers.experts.counters()
@@ -104,7 +107,7 @@ class Generation:
     def _run(self) -> Generator[int, None, None]:
         request, runner = self._request, self._runner
         start = time.perf_counter()
-        logits = self._read_prompt()
+        logits = self._read_timed() if self._is_timed else self._read_prompt()
         runner.tiers.after_step()
         sampler = Sampler(request.settings, request.ids, runner.drawable)
         token = sampler.pick(logits, runner.position) if request.max_tokens else -1
@@ -239,8 +242,26 @@ class Generation:
             is_last = ahead is not None and len(drafting.next(self._room() - 2)) > 0
             queued = ahead
 
+    def _read_timed(self) -> np.ndarray:
+        """Reads the prompt and takes down where the time went."""
+        experts = self._runner.tiers.experts
+        experts.take_marks()  # of a prompt that nobody waited for
+        before, start = experts.counters(), time.perf_counter()
+        logits = self._read_prompt()
+        wall_s, marks = time.perf_counter() - start, experts.take_marks()
+        now = experts.counters()
+        done = {name: now[name] - before[name] for name in now}
+        self.prefill_timing = PrefillTiming(
+            wall_s=wall_s,
+            slot_wait_s=done["waits_us"] / 1e6,
+            experts_streamed=done.get("experts_streamed", 0),
+            bytes_streamed=done["bytes_streamed"],
+            marks=marks,
+        )
+        return logits
+
     def _read_prompt(self) -> np.ndarray:
-        """Reads the prompt by tiles, its end by windows; returns the logits after its last id."""
+        """Reads the prompt by chunks of tiles, its end by windows; returns the last id's logits."""
         ids = np.asarray(self._request.ids, np.int32)
         in_tiles = len(ids) // GRAIN * GRAIN
         keep = self._kept is not None
@@ -249,14 +270,14 @@ class Generation:
             self._drafting.reset()
             self._drafting.read(ids[:1], self._runner.no_residual, -1)
         logits = np.zeros((1, 1), np.float32)
-        rows = self._runner.tile_rows
+        rows = self._runner.chunk_rows
         for begin in range(0, in_tiles, rows):
             end = min(begin + rows, in_tiles)
             self._runner.read_ahead(ids[:end], ids[end : end + rows])
             logits = self._runner.read_tile(ids[begin:end], want_logits=keep or end == len(ids))
             self._keep(logits)
             self._note_read(begin, ids[begin + 1 : end + 1], is_last=end == len(ids))
-            if self._report is not None and end % self._chunk_rows == 0:
+            if self._report is not None:
                 self._report(end)
         rows = self._live_rows
         for begin in range(in_tiles, len(ids), rows):

@@ -67,7 +67,7 @@ class MtpDrafter:
         self._config = config
         self._sizes = sizes
         self._most = settings.most
-        self._block = min(sizes.tile_rows, BLOCK_ROWS)
+        self._block = min(sizes.tile_widths[0], BLOCK_ROWS)
         # Flat, for a call takes them apart again every time.
         self._params, self._params_tree = jax.tree.flatten(params)
         self._cells: AttentionCells | None = None
@@ -138,7 +138,6 @@ class MtpDrafter:
         shapes = jax.tree.map(lambda x: place(x.shape, x.dtype), jax.eval_shape(empty))
         self._empty = jax.jit(empty, out_shardings=placing.sharding).lower().compile()
         window = (sizes.window_rows, config.num_streams, config.hidden)
-        tile = (sizes.tile_rows, *window[1:])
         self._nothing = jax.device_put(jnp.zeros(window, jnp.float32), placing.sharding)
 
         def compiled(program, residual: Any, numbers: int, out: Any):
@@ -150,9 +149,15 @@ class MtpDrafter:
             return jitted.lower(*arguments).compile(placing.compiler_options)
 
         one_tile = functools.partial(tile_program, settings, window[0])
-        self._tile = compiled(
-            one_tile, place(tile, jnp.float32), self._block + NUMBERS, (None, None)
-        )
+        self._tiles = {
+            width: compiled(
+                one_tile,
+                place((width, *window[1:]), jnp.float32),
+                self._block + NUMBERS,
+                (None, None),
+            )
+            for width in sizes.tile_widths
+        }
         many = (place(window, jnp.float32),) * window[0]
         windows = functools.partial(windows_program, settings)
         self._windows = compiled(windows, many, 3 * window[0] + 3, None)
@@ -189,12 +194,12 @@ class MtpDrafter:
             self._last = rows
             return
         self._write_waiting()
-        last = self._nothing
+        last, tile = self._nothing, self._tiles[residual.shape[0]]
         for first in range(0, len(ids), self._block):
             part = rows.ids[first : first + self._block]
             cell = self._cell(rows.position + first, len(part))
             numbers = _numbers(part, self._block, (first, len(part), self.origin, cell))
-            self._cells, last = self._tile(self._params, self._given(), residual, numbers)
+            self._cells, last = tile(self._params, self._given(), residual, numbers)
         self._last = _Rows(rows.ids[-1:], last, position + len(ids))
 
     def draft(self, count: int) -> Drafted:

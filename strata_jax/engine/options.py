@@ -22,7 +22,7 @@ DEFAULT_WINDOW_ROWS = 8
 DEFAULT_LIVE_ROWS = 4
 """Of a window with drafts."""
 MAX_WINDOW_ROWS = 64
-DEFAULT_CHUNK_ROWS = 8192
+MAX_CHUNK_TILES = 64
 _MAX_CONTEXT = 1 << 24
 _MAX_THREADS = 1024
 
@@ -56,7 +56,10 @@ class EngineOptions:
     draft_script: DraftScript | None = None
     """Drafts for gates and measurements."""
     prefill: int | None = None
-    """Tiles of a chunk of the prompt; None = 8192 rows' worth. Answers do not depend on it."""
+    """Tiles of a chunk, the most of a prompt that one program reads; None = one on the CPU, on a GPU
+    up to 8192 rows as its memory allows. Answers do not depend on it."""
+    prefill_timing: bool = False
+    """Tell where the time of each prompt went; programs for prompts are other ones then, answers are not."""
     tiers: TierSettings = dataclasses.field(default_factory=TierSettings)
     """Where experts lie and how they move. Answers do not depend on it."""
     platform: Platform = "cpu"
@@ -68,7 +71,7 @@ class EngineOptions:
         """Rows of a window.
 
         Raises:
-            UsageError: for rows, live rows or threads out of range.
+            UsageError: for rows, live rows, tiles or threads out of range.
         """
         rows = DEFAULT_WINDOW_ROWS if self.window_rows is None else self.window_rows
         if not 1 <= rows <= MAX_WINDOW_ROWS:
@@ -77,6 +80,8 @@ class EngineOptions:
             raise UsageError(f"spec: {self.spec}, expected 1 to window_rows, which is {rows}")
         if self.threads is not None and not 1 <= self.threads <= _MAX_THREADS:
             raise UsageError(f"threads: {self.threads}, expected 1 to {_MAX_THREADS}")
+        if self.prefill is not None and not 1 <= self.prefill <= MAX_CHUNK_TILES:
+            raise UsageError(f"prefill: {self.prefill} tiles, expected 1 to {MAX_CHUNK_TILES}")
         return rows
 
     def most_drafts(self) -> int:
@@ -102,6 +107,7 @@ class EngineOptions:
             tile_rows=TILE_ROWS[self.platform],
             window_rows=self.checked_rows(),
             all_logits=self.all_logits,
+            chunk_tiles=self.prefill,
         )
 
     def draft_settings(self) -> DraftSettings | None:
@@ -114,19 +120,6 @@ class EngineOptions:
         if self.mtp is None or most == 0 or self.draft_script is not None:
             return None
         return dataclasses.replace(self.mtp, most=most, min_probability=self.spec_min_p)
-
-    def chunk_rows(self) -> int:
-        """Rows of a prompt between two reports on how far it has been read.
-
-        Raises:
-            UsageError: for less than one tile.
-        """
-        rows = TILE_ROWS[self.platform]
-        if self.prefill is None:
-            return max(rows, DEFAULT_CHUNK_ROWS // rows * rows)
-        if self.prefill < 1:
-            raise UsageError(f"prefill: {self.prefill} tiles, expected 1 or more")
-        return self.prefill * rows
 
 
 def choose_context(pack: Pack, options: EngineOptions) -> tuple[int, tuple[str, ...]]:

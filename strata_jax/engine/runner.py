@@ -10,18 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from strata_jax.config import TILE_ROWS, ModelConfig
-from strata_jax.engine.compiler import Compiler, RunnerOptions, place_programs
+from strata_jax.config import ModelConfig
+from strata_jax.engine.compiler import Compiler, place_programs
 from strata_jax.engine.device_sampling import DeviceSampling
 from strata_jax.engine.loader import load_params, num_tokens
+from strata_jax.engine.prefill_timing import CAPACITY
 from strata_jax.engine.programs import Numbers, tile_program, window_program
 from strata_jax.engine.request import SamplingSettings
+from strata_jax.engine.runner_options import RunnerOptions
 from strata_jax.engine.sampling import Sampler
 from strata_jax.engine.tiers import EngineTiers
 from strata_jax.errors import StrataError
 from strata_jax.model.state import DecodeState, num_cells
 from strata_jax.ops.sets import native_ops
-from strata_jax.weights.budget import StepSizes
+from strata_jax.ops.timed import timed_ops
+from strata_jax.weights.device_experts import DeviceExperts
 from strata_jax.weights.device_table import DeviceNgramTable, HostReadTable
 from strata_jax.weights.experts import TIMEOUT_MS
 from strata_jax.weights.matrices import fill_store
@@ -85,9 +88,11 @@ class Runner:
         self.placing = place_programs(options.backend)
         """Where arrays go, and how programs are compiled, that work beside these."""
         # Flat, for a step takes them apart again every time it is called.
-        self._params, params_tree = jax.tree.flatten(load_params(pack, self.placing.sharding))
-        self.tile_rows = TILE_ROWS[options.backend.platform]
-        """Rows of the tile program."""
+        self._params, self._params_tree = jax.tree.flatten(load_params(pack, self.placing.sharding))
+        self.tile_rows = self.tiers.plan.steps.tile_rows
+        """Rows of a tile."""
+        self.chunk_rows = self.tiers.plan.steps.chunk_rows
+        """Rows of the largest program, a whole number of tiles."""
         self._state: DecodeState | None = None
         self._best: jax.Array | None = None
         self._queued: jax.Array | None = None
@@ -104,32 +109,65 @@ class Runner:
         self._certain_end = 0  # position behind the newest step's certain rows
         self._drafted = self._kept = 0  # its drafts, and those of them that came true
         self.load_s = time.perf_counter() - start
+        self._compile_programs(report)
+
+    def _compile_programs(self, report: Callable[[str], None]) -> None:
         start = time.perf_counter()
         compiler = Compiler(
-            config=config,
-            options=options,
+            config=self.config,
+            options=self.options,
             placing=self.placing,
-            cells=num_cells(options.max_context, self.tile_rows),
+            cells=num_cells(self.options.max_context, self.chunk_rows),
             params=self._params,
-            params_tree=params_tree,
+            params_tree=self._params_tree,
             drawable=self.drawable,
             report=report,
         )
         self._empty, self._cleared = compiler.empty(), compiler.cleared()
-        window = functools.partial(window_program, self.ops, config)
-        self._window = compiler.step(window, options.window_rows)
-        tile = functools.partial(tile_program, self.ops, config, options.all_logits)
-        self._tile = compiler.step(tile, self.tile_rows)
+        window = functools.partial(window_program, self.ops, self.config)
+        self._window = compiler.step(window, self.options.window_rows)
+        self._tiles = self._compile_tiles(compiler)
+        """Programs for prompts by width, ascending."""
         self._best_ids = compiler.draws()
+        if self.tiers.plan.ring_slots:
+            self._warm_up()
         self.compile_s = time.perf_counter() - start
+
+    def _compile_tiles(self, compiler: Compiler) -> dict[int, Any]:
+        """A tile's program, and those of twice, four times as many rows, up to a chunk.
+
+        Many rows are one program, not many runs of the tile's: every op keeps to the rule that a row's
+        bits depend neither on the others nor on its place (contract C), so a chunk is a larger tile, and
+        an expert is fetched, decoded and used once for all its rows.
+        """
+        ops, experts = self.ops, self.tiers.experts
+        if self.options.prefill_timing and isinstance(experts, DeviceExperts):
+            experts.open_timeline(CAPACITY)
+            ops = timed_ops(ops, experts.store, self.options.backend)
+        tile = functools.partial(tile_program, ops, self.config, self.options.all_logits)
+        widths = self.tiers.plan.steps.tile_widths
+        return {width: compiler.step(tile, width) for width in widths}
+
+    def _warm_up(self) -> None:
+        """Runs every program without a live row, twice: the second time as a graph.
+
+        While a step waits for a copy nothing may need the whole device, as loading a kernel's code does at
+        its first launch, or making a graph.
+        """
+        self.reset()
+        windows = {self.options.window_rows: self._window}
+        for width, program in [*windows.items(), *self._tiles.items()]:
+            for _ in range(2):
+                state, self._state = self._state, None
+                numbers = np.zeros(width + len(Numbers._fields), np.int32)
+                best, self._best, *_, self._state = program(
+                    self._params, state, numbers, self._best
+                )
+                self._wait(best)
 
     def _open_tiers(self, pack: Pack, report: Callable[[str], None]) -> EngineTiers:
         options = self.options
-        steps = StepSizes(
-            tile_rows=TILE_ROWS[options.backend.platform],
-            window_rows=options.window_rows,
-            all_logits=options.all_logits,
-        )
+        steps = options.step_sizes()
         settings, context, kv = options.tiers, options.max_context, options.kv
         try:
             return EngineTiers.open(
@@ -157,7 +195,7 @@ class Runner:
             return NgramTable(pack, mode, report)
         if mode == "ram":
             return DeviceNgramTable(pack, options.backend, report)
-        tokens = max(TILE_ROWS[options.backend.platform], options.window_rows)
+        tokens = max(self.tiers.plan.steps.chunk_rows, options.window_rows)
         return HostReadTable(
             pack, mode, options.backend, report, most_tokens=tokens, timeout_ms=TIMEOUT_MS
         )
@@ -176,6 +214,7 @@ class Runner:
         self._queued = None
         for tier in self._answering():
             tier.recover()
+        self.tiers.experts.before_prompt()
         # In place: a captured graph knows its addresses, and two caches at once may not fit.
         state, self._state = self._state, None
         self._state = self._empty() if state is None else self._cleared(state)
@@ -185,9 +224,9 @@ class Runner:
         self.position = self._certain_end = self._drafted = self._kept = 0
 
     def read_tile(self, ids: np.ndarray, *, want_logits: bool) -> np.ndarray:
-        """Reads up to `tile_rows` ids from a multiple of GRAIN on.
+        """Reads up to `chunk_rows` ids from a multiple of GRAIN on.
 
-        A device has a tile whose logits nobody wants in its queue while it works on the one before,
+        A device has a chunk whose logits nobody wants in its queue while it works on the one before,
         which is waited for here; what is wrong with the newest comes up in the next call.
 
         Returns:
@@ -196,14 +235,17 @@ class Runner:
         """
         assert self.position % GRAIN == 0, self.position
         self._settle()
+        width = next(width for width in self._tiles if width >= len(ids))
+        program = self._tiles[width]
+        self.tiers.experts.before_tile(len(ids))
         if self.options.backend.is_device and not want_logits:
-            before, self._queued = self._queued, self._start(self._tile, self.tile_rows, ids, 0)[0]
+            before, self._queued = self._queued, self._start(program, width, ids, 0)[0]
             if before is not None:
                 self._wait(before)
                 self._check()
             return np.zeros((1, 1), np.float32)
         rows = len(ids) if self.options.all_logits else 1
-        return self._run(self._tile, self.tile_rows, ids, rows if want_logits else 0)[:rows]
+        return self._run(program, width, ids, rows if want_logits else 0)[:rows]
 
     def read_window(self, ids: np.ndarray, *, want_logits: bool = True) -> np.ndarray:
         """Reads up to `window_rows` ids; returns their logits [n, V], valid until the next call."""

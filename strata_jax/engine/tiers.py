@@ -86,9 +86,7 @@ class EngineTiers:
         if store is None:
             plan = _on_device(settings, plan)
             host = _host_settings(pack, settings, plan, steps, adapt)
-            experts = DeviceExperts.open(
-                pack, plan.placement, host, backend, report, peer=peer, steps=steps
-            )
+            experts = DeviceExperts.open(pack, plan, host, backend, report, peer=peer)
             return cls(pack, settings, plan, experts)
         read_ahead(pack, machine.host.available_bytes * 3 // 4, report)
         experts = ExpertTiers.open(

@@ -8,13 +8,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-Contract = Literal["T", "W", "R"]
+Contract = Literal["T", "W", "C", "R"]
 PROMISES: Mapping[Contract, str] = {
     "T": "placement invariance: an expert's row has the same bits on the primary, the peer, streamed "
     "and on the host, alone or grouped, while experts move, for any number of threads; rows of the "
     "n-gram table are the file's bytes however they are read",
     "W": "window invariance: a row's bits depend neither on the other rows of its window nor on its "
     "place, so neither the number of live rows nor drafts, whatever becomes of them, change anything",
+    "C": "chunk and cache invariance: state and logits follow from the ids and from which of them tiles "
+    "and windows read, not from how many tiles are read at once, nor how their experts are fetched",
     "R": "reproducible runs: the same command, file and seed give the same ids in every process",
 }
 """What is promised, by the letter of design.md."""

@@ -191,7 +191,7 @@ def _look_up(result: Mapping[str, Any], keys: Sequence[str]) -> str | None:
     found: Any = result
     for key in keys:
         found = found.get(key) if isinstance(found, Mapping) else None
-    return found if isinstance(found, str) else None
+    return str(found) if isinstance(found, str | int) else None
 
 
 def _widest_window(result: Mapping[str, Any]) -> int | None:

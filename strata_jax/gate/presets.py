@@ -268,6 +268,33 @@ def _drafts(facts: ModelFacts) -> tuple[Comparison, ...]:
     return (Comparison(name="drafts", contract="W", varied=VARIED, sides=sides),)
 
 
+def _chunks(facts: ModelFacts) -> tuple[Comparison, ...]:
+    half, total = str(facts.total_experts // 2), str(facts.total_experts)
+
+    def side(name: str, tiles: int, experts: str, **flags: str) -> Side:
+        misses = NO_MISSES if experts == total else MISSES
+        return Side(
+            name=name,
+            flags={"prefill": str(tiles), "expert_cache": experts, **flags, **_FROZEN},
+            claims=(Mode(("plan", "chunk_tiles"), str(tiles)), PRIMARY, misses, FROZEN),
+        )
+
+    return (
+        Comparison(
+            name="chunks",
+            contract="C",
+            varied=frozenset({"prefill", "prefill_ring", "expert_cache"}),
+            sides=(
+                side("one tile", 1, half),
+                side("two tiles", 2, half),
+                side("four tiles", 4, half),
+                side("two tiles, resident", 2, total),
+                side("one tile, no ring", 1, half, prefill_ring="0"),
+            ),
+        ),
+    )
+
+
 PRESETS: Mapping[str, Preset] = {
     "single-vs-peer": Preset(
         summary="N experts on one card, and the same N split over two; static and adapting",
@@ -288,6 +315,10 @@ PRESETS: Mapping[str, Preset] = {
     "pcie": Preset(summary="0, half and all of the misses streamed", make=_pcie),
     "ple-io": Preset(summary="the n-gram table read in its three modes", make=_ple_io),
     "threads": Preset(summary="1, 2 and 3 threads", make=_threads),
+    "chunks": Preset(
+        summary="1, 2 and 4 tiles of a prompt at once, experts streamed, resident or read over the link",
+        make=_chunks,
+    ),
     "processes": Preset(
         summary="the same command twice, and with programs compiled anew", make=_processes
     ),

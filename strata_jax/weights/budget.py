@@ -34,6 +34,11 @@ CUDA_RUNTIME_BYTES = XLA_BYTES + 88 * MIB
 captured graphs. Measured on an H200: 533 to 594 MiB, 580 with 48 layers."""
 SWAP_SPARES = 16
 """Experts of one size that change places at once on a GPU, each with spare room on both sides."""
+_CHUNK_SHARE = 8
+"""Auto lets the workspace of a chunk take at most this part of a GPU's memory."""
+MOST_AUTO_CHUNK = 8192
+"""Rows of a chunk that auto makes on a GPU: enough for a third of the experts over PCIe 5 beside the
+products (numerics.md, "Budgets")."""
 _CACHE_GRAIN = 128
 """Tokens; at least that of `num_cells` in model/state.py."""
 
@@ -57,6 +62,24 @@ class StepSizes:
     window_rows: int = 8
     all_logits: bool = False
     """Tiles give the logits of every row."""
+    chunk_tiles: int | None = 1
+    """Most tiles that one program reads; None = not chosen yet (`choose_chunk`)."""
+    on_gpu: bool = False
+    """Whether it is a GPU that runs them: XLA keeps less at once there."""
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of the largest program."""
+        assert self.chunk_tiles is not None, "choose_chunk comes first"
+        return self.chunk_tiles * self.tile_rows
+
+    @property
+    def tile_widths(self) -> tuple[int, ...]:
+        """Rows of the programs for prompts, ascending: a tile, then always twice as many, a chunk."""
+        widths = [self.tile_rows]
+        while widths[-1] < self.chunk_rows:
+            widths.append(min(2 * widths[-1], self.chunk_rows))
+        return tuple(widths)
 
 
 def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> HostMemory:
@@ -84,20 +107,43 @@ def host_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
 def workspace_bytes(
     config: ModelConfig, steps: StepSizes, max_context: int, kv_bytes_per_token: int
 ) -> int:
-    """Upper bound of what tiles, windows and selection over the whole context need at once.
+    """Upper bound of what chunks, windows and selection over the whole context need at once.
 
-    Caches reach a tile and a grain past the context, because the last tile is padded: that counts
+    Caches reach a chunk and a grain past the context, because the last chunk is padded: that counts
     here, too.
     """
-    tile_head = steps.tile_rows if steps.all_logits else 1
-    rows = _rows_bytes(config, steps.tile_rows, tile_head)
-    rows += _rows_bytes(config, steps.window_rows, steps.window_rows)
+    chunk_head = steps.chunk_rows if steps.all_logits else 1
+    rows = _rows_bytes(config, steps.chunk_rows, chunk_head, steps.on_gpu)
+    rows += _rows_bytes(config, steps.window_rows, steps.window_rows, steps.on_gpu)
     if config.index_budget:
         blocks = -(-max_context // config.index_ratio)
-        of_threads = min(_SELECTING_ROWS, steps.tile_rows) * blocks * _SCORE_BYTES
-        of_tile = min(steps.tile_rows * blocks * _TILE_SCORE_BYTES, _MOST_TILE_SCORES)
+        of_threads = min(_SELECTING_ROWS, steps.chunk_rows) * blocks * _SCORE_BYTES
+        of_tile = min(steps.chunk_rows * blocks * _TILE_SCORE_BYTES, _MOST_TILE_SCORES)
         rows += max(of_threads, of_tile)
-    return rows + (steps.tile_rows + _CACHE_GRAIN) * kv_bytes_per_token
+    return rows + (steps.chunk_rows + _CACHE_GRAIN) * kv_bytes_per_token
+
+
+def choose_chunk(config: ModelConfig, steps: StepSizes, memory_bytes: int | None) -> StepSizes:
+    """The sizes with the tiles of a chunk, if they were not chosen.
+
+    One tile where nothing bounds the memory (the CPU, which streams nothing) and where every row's
+    logits are kept; else a power of two.
+
+    Args:
+        config: of the model.
+        steps: sizes of the compiled programs.
+        memory_bytes: of a GPU.
+    """
+    if steps.chunk_tiles is not None:
+        return steps
+    tiles = 1
+    if memory_bytes is not None and not steps.all_logits:
+        while 2 * tiles * steps.tile_rows <= MOST_AUTO_CHUNK:
+            workspace = _rows_bytes(config, 2 * tiles * steps.tile_rows, 1, steps.on_gpu)
+            if workspace > memory_bytes // _CHUNK_SHARE:
+                break
+            tiles *= 2
+    return dataclasses.replace(steps, chunk_tiles=tiles)
 
 
 def peer_rows(steps: StepSizes, *, is_reached: bool) -> int:
@@ -105,7 +151,7 @@ def peer_rows(steps: StepSizes, *, is_reached: bool) -> int:
 
     Those of a window, where the primary reads the peer's experts itself for a tile.
     """
-    return steps.window_rows if is_reached else max(steps.tile_rows, steps.window_rows)
+    return steps.window_rows if is_reached else max(steps.chunk_rows, steps.window_rows)
 
 
 def peer_workspace_bytes(config: ModelConfig, steps: StepSizes, *, is_reached: bool = False) -> int:
@@ -156,7 +202,7 @@ def shown(count: int) -> str:
     return f"{count / MIB:.1f} MiB" if count < GIB else f"{count / GIB:.1f} GiB"
 
 
-def _rows_bytes(config: ModelConfig, rows: int, head_rows: int) -> int:
+def _rows_bytes(config: ModelConfig, rows: int, head_rows: int, on_gpu: bool) -> int:
     """Values of `rows` rows that are there at once in one layer, and logits of `head_rows`."""
     streams = config.num_streams * config.hidden
     values = config.gdn_value_heads * config.gdn_head_dim
@@ -167,6 +213,9 @@ def _rows_bytes(config: ModelConfig, rows: int, head_rows: int) -> int:
     # Streams before and after a block, normed, gated and packed for the next; a mixer's input
     # before and after its convolution, its heads and its output.
     per_row = 6 * streams + 4 * config.hidden + 4 * max(linear, attention) + experts
+    if on_gpu:
+        # Measured at the released sizes: 200 KB a row, 223 with a ring; this is 390.
+        per_row = 3 * streams + 2 * config.hidden + 3 * max(linear, attention) // 2 + experts
     per_row += config.num_experts + 2 * config.low_rank
     return _FLOAT * (rows * per_row + head_rows * config.vocab_size)
 

@@ -16,8 +16,12 @@ from strata_jax.weights.matrices import MatrixAt, matrices_of
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.panels import EXPERT_PARTS, expert_slot_bytes, matrix_bytes
 from strata_jax.weights.placement import Placement, Tier
+from strata_jax.weights.prefill_ring import PATIENCE_MS, min_rows
+from strata_jax.weights.tier_needs import TierPlan
 
 _SHARED_ROLES = (Role.FFN_GATE_SHARED, Role.FFN_UP_SHARED, Role.FFN_DOWN_SHARED)
+_HOMES = 7
+"""`kEntryHomes` of ffi/cuda/expert_word.h."""
 _NOT_MATRICES = EXPERT_ROLES | {Role.NGRAM_TABLE}
 """Roles that do not lie in the arena of matrices."""
 
@@ -61,7 +65,7 @@ class DeviceExperts:
         self._native = native
         self._host = host
         self._peer = peer
-        self._homes = np.zeros(5, np.int64)
+        self._homes = np.zeros(_HOMES, np.int64)
         self._placement = placement
         self._experts = experts
         self._usage = np.zeros(placement.tiers.shape, np.int64)
@@ -71,28 +75,28 @@ class DeviceExperts:
     def open(
         cls,
         pack: Pack,
-        placement: Placement,
+        plan: TierPlan,
         host: HostSettings,
         backend: Backend,
         report: Callable[[str], None],
         *,
         peer: PeerDevice | None,
-        steps: StepSizes,
     ) -> Self:
         """Allocates the arenas and copies every matrix and expert.
 
         Args:
             pack: the model.
-            placement: tier of every expert; the host's go to page-locked memory.
+            plan: tier of every expert (those without a slot go to the host's page-locked memory), and
+                sizes of the compiled programs.
             host: how the host takes part, if there are such experts.
             backend: whose device.
             report: takes lines on progress.
             peer: whose slots hold the experts of the peer's tier, if there is one.
-            steps: sizes of the compiled programs.
 
         Raises:
             CapacityError: if the memory is not to be had, with numbers.
         """
+        placement, steps = plan.placement, plan.steps
         matrices = list(matrices_of(pack))
         layers, experts = placement.tiers.shape
         parts = [_experts_of(matrices, layer) for layer in range(layers)]
@@ -132,6 +136,8 @@ class DeviceExperts:
                 begins = {tier: ends[tier] for tier in sides}
                 start_swaps(native, host.adapt, slots, begins, host_bytes)
             native.publish_experts()  # with tags, and addresses of what stays in the file
+            if plan.ring_slots:
+                native.open_ring(plan.ring_slots, min_rows(steps), PATIENCE_MS)
             for layer in range(layers if peer is not None else 0):
                 native.warm_peer(layer, _SHARED_ROLES)
         except RuntimeError as error:
@@ -181,6 +187,29 @@ class DeviceExperts:
         if self._host is not None:
             self._host.before_window()
 
+    def open_timeline(self, capacity: int) -> None:
+        """Room for marks of programs that are timed; before they are compiled."""
+        self._native.open_timeline(capacity)
+
+    def take_marks(self) -> tuple[tuple[int, int], ...]:
+        """(nanoseconds, phase) of the marks since the last time; waits for the device."""
+        return tuple(self._native.take_timeline())
+
+    def before_prompt(self) -> None:
+        """Forgets what a prompt before may have left unfinished."""
+        self._native.begin_prompt()
+
+    def before_tile(self, num_rows: int) -> None:
+        """Lets the copies begin that a tile's or chunk's program of so many live rows needs.
+
+        Raises:
+            StrataError: if copies failed.
+        """
+        try:
+            self._native.begin_pass(num_rows)
+        except RuntimeError as error:
+            raise StrataError(str(error)) from None
+
     def after_window(self) -> None:
         """Looks whether the window's results mean anything, and moves experts that are due.
 
@@ -196,7 +225,8 @@ class DeviceExperts:
             return self._last
         self._usage += np.asarray(self._native.take_usage(), np.int64).reshape(self._usage.shape)
         self._homes += np.asarray(self._native.take_homes(), np.int64)
-        _, peer, streamed, host, in_file = self._homes.tolist()
+        _, peer, windows, host, in_file, read_by_tiles, tiles = self._homes.tolist()
+        streamed, ring = windows + tiles, self._native.ring_counts()
         swaps, peer_swaps, swapped = self._native.swapped()
         # Kernels without doors count no homes: all is the primary's.
         primary = int(self._usage.sum()) - peer - streamed - host - in_file
@@ -207,11 +237,13 @@ class DeviceExperts:
             "entries_host": host,
             "entries_file": in_file,
             "bytes_swapped": swapped,
-            "bytes_streamed": int(streamed * self._placement.expert_bytes.mean()),
+            "bytes_streamed": ring["bytes"]
+            + int((windows + read_by_tiles) * self._placement.expert_bytes.mean()),
+            "experts_streamed": ring["copied"],
             "bytes_read": 0,
             "swaps_primary": swaps,
             "swaps_peer": peer_swaps,
-            "waits_us": 0,
+            "waits_us": ring["waited_us"],
         }
 
     def tiers(self) -> np.ndarray:

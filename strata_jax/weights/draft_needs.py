@@ -24,7 +24,8 @@ class DraftSizes:
     step: int
     """Cells that are dropped at a time; 0 = the cache holds the whole context."""
     window_rows: int
-    tile_rows: int
+    tile_widths: tuple[int, ...]
+    """Rows of the programs that read prompts, ascending."""
     kv: KvType
     """How the model caches keys and values."""
 
@@ -66,7 +67,9 @@ def draft_needs(
         weights = sum(m.num_bytes for m in matrices)
         if platform != "cpu":
             weights = sum(store_bytes(matrices))
-    sizes = draft_sizes(config, settings, max_context, kv, steps)
+    # A chunk's residual is small beside its workspace, whose bound has room for it.
+    one_tile = dataclasses.replace(steps, chunk_tiles=1)
+    sizes = draft_sizes(config, settings, max_context, kv, one_tile)
     cells = sizes.num_cells * cell_bytes(config, draft_kv(kv))
     row = config.num_streams * config.hidden * _FLOAT
     residuals = 2 * steps.tile_rows + 4 * steps.window_rows
@@ -96,7 +99,7 @@ def draft_sizes(
         num_cells=_up(cells, grain),
         step=step,
         window_rows=steps.window_rows,
-        tile_rows=steps.tile_rows,
+        tile_widths=steps.tile_widths,
         kv=kv,
     )
 

@@ -121,6 +121,16 @@ class ExpertTiers:
     def recover(self) -> None:
         """Nothing: a worker that was given up stays so, and `check` says it."""
 
+    def take_marks(self) -> tuple[tuple[int, int], ...]:
+        """None: phases are a device's."""
+        return ()
+
+    def before_prompt(self) -> None:
+        """Nothing: see `DeviceExperts.before_prompt`."""
+
+    def before_tile(self, num_rows: int) -> None:
+        """Nothing: on the CPU a tile reads experts where they lie."""
+
     def before_window(self) -> None:
         """Waits for an adaptive round under way, so that its swaps never depend on timing.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from strata_jax.config import NgramIo
 from strata_jax.errors import CapacityError
-from strata_jax.weights.budget import MIB, XLA_BYTES, shown
+from strata_jax.weights.budget import MIB, XLA_BYTES, StepSizes, shown
 from strata_jax.weights.placement import Placement, Tier
 
 DRAFT_XLA = "draft cache"
@@ -71,6 +71,10 @@ class TierPlan:
     placement: Placement
     ngram_io: NgramIo | None
     """How the n-gram table is read; None without one."""
+    steps: StepSizes
+    """Sizes of the compiled programs, all of them chosen."""
+    ring_slots: int
+    """Slots of a GPU that prompts stream the host's experts through; 0 = none."""
     cache_is_on: bool
     """Whether the primary has slots for experts."""
     peer_is_on: bool
@@ -114,6 +118,9 @@ class TierPlan:
         ]
         return {
             "fits": self.fits,
+            "chunk_tiles": self.steps.chunk_tiles,
+            "chunk_rows": self.steps.chunk_rows,
+            "ring_slots": self.ring_slots,
             "needs": needs,
             "cache_is_on": self.cache_is_on,
             "peer_is_on": self.peer_is_on,

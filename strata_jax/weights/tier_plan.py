@@ -12,6 +12,7 @@ from strata_jax.weights.budget import (
     MIB,
     HostMemory,
     StepSizes,
+    choose_chunk,
     peer_result_bytes,
     peer_workspace_bytes,
     reserve_bytes,
@@ -35,6 +36,7 @@ from strata_jax.weights.placement import (
     slot_bytes,
 )
 from strata_jax.weights.plan import Plan, expert_bytes_by_layer
+from strata_jax.weights.prefill_ring import auto_room, can_stream, ring_slots
 from strata_jax.weights.profile import Profile
 from strata_jax.weights.tier_advice import Advisor
 from strata_jax.weights.tier_needs import DRAFT_XLA, Need, TierPlan
@@ -115,9 +117,12 @@ class _Planner:
         self.settings = settings
         self.machine = machine
         self.config = pack.config
-        self.steps = steps
         self.profile = profile
         self.emulated = machine.platform == "cpu"
+        asked, free = settings.device_memory_mib, machine.primary_free_bytes
+        memory = free if free is None or asked is None else min(free, asked * MIB)
+        steps = dataclasses.replace(steps, on_gpu=not self.emulated)
+        self.steps = choose_chunk(self.config, steps, None if self.emulated else memory)
         self.loopback = settings.peer_device == LOOPBACK and not self.emulated
         self.cache_is_on = settings.cache_is_on(machine.platform)
         self.max_context = plan.max_context
@@ -137,6 +142,7 @@ class _Planner:
             self.fixed["peer rows"] = peer_result_bytes(self.config, self.steps)
         if draft is not None:
             self.fixed |= {"draft": draft.weight_bytes, DRAFT_XLA: draft.xla_bytes}
+        self.has_expert_tiles = False
         layers = self._expert_bytes(pack)
         shape = (self.config.num_layers, self.config.num_experts)
         self.expert_bytes = np.broadcast_to(np.asarray(layers, np.int64)[:, None], shape)
@@ -190,15 +196,16 @@ class _Planner:
         if self.emulated:
             return expert_bytes_by_layer(pack)[: len(layers)]
         matrices = list(matrices_of(pack))
+        self.has_expert_tiles = can_stream(matrices)
         return [expert_slot_bytes(matrices, layer) for layer in layers]
 
     def plan(self) -> TierPlan:
         """Devices first, then what they leave to the host."""
-        request = self._request()
-        placement = place(request)
-        if request.peer is not None and request.peer.memory_bytes is None:
-            request = self._bound_peer(request, self._peer_memory(request, placement.primary_bytes))
-            placement = place(request)
+        request, placement = self._placed()
+        ring = self._ring_slots(request, placement)
+        if ring:
+            self.fixed["prefill ring"] = ring * self.largest_slot
+            request, placement = self._placed()
         host = self._host_parts(placement)
         request, placement = self._split_ram(request, placement, host)
         needs = [
@@ -213,6 +220,8 @@ class _Planner:
             needs=tuple(needs),
             placement=placement,
             ngram_io=self.ngram_io if self.ngram_bytes else None,
+            steps=self.steps,
+            ring_slots=ring,
             cache_is_on=self.cache_is_on,
             peer_is_on=request.peer is not None,
             primary_moves=self.emulated or self.staging > 0,
@@ -238,6 +247,35 @@ class _Planner:
             if staging + stage <= host.get("staging", 0):
                 return request, placed
             host["staging"] = staging + stage  # which leaves less for experts: once more
+
+    def _placed(self) -> tuple[PlacementRequest, Placement]:
+        request = self._request()
+        placement = place(request)
+        if request.peer is not None and request.peer.memory_bytes is None:
+            request = self._bound_peer(request, self._peer_memory(request, placement.primary_bytes))
+            placement = place(request)
+        return request, placement
+
+    def _ring_slots(self, request: PlacementRequest, placement: Placement) -> int:
+        """Slots that prompts stream through, where the primary computes all that is not resident."""
+        settings, is_alone = self.settings, self.settings.peer_device is None
+        if self.emulated or not (is_alone or self.loopback or self.machine.peer_is_reached):
+            return 0
+        assert request.primary is not None
+        away = placement.tiers == Tier.HOST
+        left = None
+        if settings.expert_cache is not None and request.primary.room_bytes is not None:
+            left = request.primary.room_bytes - placement.primary_bytes
+        room = auto_room(request.primary.memory_bytes, left)
+        slots = ring_slots(settings.prefill_ring, away, self.largest_slot, room)
+        if not self.has_expert_tiles:
+            return 0
+        if slots == 0 and settings.prefill_ring is None and away.any():
+            self.notes.append(
+                "prompts: no room for a ring to stream experts through; they are read over the link "
+                "(--prefill_ring)"
+            )
+        return slots
 
     def _request(self) -> PlacementRequest:
         settings, primary, peer = self.settings, None, None

@@ -41,6 +41,8 @@ class FakeGeneration:
     def ngram(self) -> dict[str, object] | None:
         return {"mode": "mmap"}
 
+    prefill_timing = None
+
     @property
     def drafts(self) -> dict[str, object] | None:
         return None

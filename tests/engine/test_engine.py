@@ -94,7 +94,7 @@ def test_chunks_tell_how_far_a_prompt_has_been_read(engine, tiny_pack, request_o
     answer = list(other.start(request, told.append))
 
     other.close()
-    assert told == {1: [256, 512], 2: [512], None: []}[tiles]
+    assert told == {1: [256, 512], 2: [512], None: [256, 512]}[tiles]
     assert answer == list(engine.start(request))
 
 
@@ -209,7 +209,7 @@ def test_a_request_out_of_range_is_a_usage_error(engine, request_of, changes, me
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prefill": 0}, "prefill: 0 tiles, expected 1 or more"),
+        ({"prefill": 0}, "prefill: 0 tiles, expected 1 to 64"),
         ({"window_rows": 0}, "window_rows: 0, expected 1 to 64"),
         ({"window_rows": 65}, "window_rows: 65, expected 1 to 64"),
         ({"threads": 0}, "threads: 0, expected 1 to 1024"),

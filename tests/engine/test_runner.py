@@ -9,7 +9,7 @@ import pytest
 from strata_jax.config import TILE_ROWS, KvType
 from strata_jax.engine.runner import GRAIN, Runner, RunnerOptions
 from strata_jax.ops.native import Backend
-from tests.stepper import same_bits, same_state
+from tests.stepper import same_bits, same_state, without_drafts
 
 
 def ignore(_):
@@ -59,6 +59,30 @@ def test_tiles_from_any_multiple_of_the_grain_give_the_same_bits(runner, stepper
     assert same_state(runner._state, state, 448, 4)
 
 
+@pytest.fixture(scope="module")
+def chunked(tiny_pack):
+    """The same, two tiles at once."""
+    options = RunnerOptions(max_context=512, all_logits=True, chunk_tiles=2)
+    runner = Runner(tiny_pack, tiny_pack.config, options, ignore)
+    yield runner
+    runner.close()
+
+
+@pytest.mark.parametrize("chunks", [(448,), (256, 192), (320, 128), (64, 384)])
+def test_tiles_read_at_once_give_the_same_bits(chunked, stepper, ids, chunks):
+    ids = np.resize(ids, 448)
+    assert chunked.chunk_rows == 2 * chunked.tile_rows
+    chunked.reset()
+    parts, at = [], 0
+    for size in chunks:
+        parts.append(chunked.read_tile(ids[at : at + size], want_logits=True).copy())
+        at += size
+
+    logits, state = stepper.read(ids, steps=8)
+    assert same_bits(np.concatenate(parts), logits)
+    assert same_bits(chunked._state.recurrent, without_drafts(state).recurrent)
+
+
 @pytest.mark.parametrize("live", [1, 64, 100, 256])
 @pytest.mark.parametrize("programs", ["tiny_pack"], indirect=True)
 def test_a_tile_gives_its_last_rows_logits(runner, programs, ids, live):
@@ -73,7 +97,7 @@ def test_a_tile_gives_its_last_rows_logits(runner, programs, ids, live):
 
 
 def test_a_devices_next_tile_is_queued_while_one_runs(tiny_pack, ids, monkeypatch):
-    monkeypatch.setattr("strata_jax.engine.runner.TILE_ROWS", {"cpu": 64})  # it is emulated
+    monkeypatch.setattr("strata_jax.engine.runner_options.TILE_ROWS", {"cpu": 64})  # it is emulated
     options = RunnerOptions(max_context=192, backend=Backend("emulated"))
     runner = Runner(tiny_pack, tiny_pack.config, options, ignore)
 
@@ -120,13 +144,14 @@ def test_the_state_stays_at_its_addresses(programs, ids):
     assert moved == []
 
 
-@pytest.mark.parametrize("name", ["_window", "_tile"])
-def test_compiled_programs_copy_no_leaf_of_the_state(programs, name):
+@pytest.mark.parametrize("is_tile", [False, True])
+def test_compiled_programs_copy_no_leaf_of_the_state(programs, is_tile: bool):
     programs.reset()
+    program = programs._tiles[programs.tile_rows] if is_tile else programs._window
     leaves = jax.tree.leaves(programs._state)
     kinds = {"float32": "f32", "float16": "f16", "int8": "s8", "int32": "s32"}
     shapes = {f"{kinds[leaf.dtype.name]}[{','.join(map(str, leaf.shape))}]" for leaf in leaves}
-    text = getattr(programs, name).as_text()
+    text = program.as_text()
 
     copies = re.findall(r"= (\S+?)\{\S* copy(?:-start)?\(", text)
     assert text.count(" custom-call(") >= 4 * programs.config.num_layers

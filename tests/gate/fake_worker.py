@@ -39,6 +39,7 @@ def answer(flags: dict[str, str], faults: dict) -> dict:
         "model": {"file": flags["model"], "hash": faults.get("hash", HASH)},
         "versions": VERSIONS | faults.get("versions", {}),
         "tiers": counters(flags) | faults.get("tiers", {}),
+        "plan": {"chunk_tiles": int(flags.get("prefill", 1))},
         "ngram": {"mode": faults.get("mode", flags.get("ple_io", "direct"))},
         "drafts": faults.get("drafts", drafts(flags)),
         "windows": faults.get("windows", {"1": count - 1, flags.get("spec", "8"): 2}),

@@ -51,7 +51,7 @@ def test_what_was_not_reported_is_not_zero():
         ([{"ngram": {"mode": "direct"}}, {"ngram": {"mode": "mmap"}}], ("direct, mmap", False)),
         ([{"ngram": {"mode": "direct"}}, {}], ("direct", False)),
         ([{"ngram": None}], (None, False)),
-        ([{"ngram": {"mode": 3}}], (None, False)),
+        ([{"ngram": {"mode": [3]}}], (None, False)),
         ([], (None, False)),
     ],
 )

@@ -194,7 +194,8 @@ def test_says_nothing_of_flags_that_do_something(planned, settings: dict):
 
 
 def test_says_when_no_expert_fits(planned):
-    fixed = fixed_bytes(planned(device_memory_mib=1000))
+    roomy = {"free": (1000 << 20, None), "adapt_swaps": 0, "vram_reserve_mib": 0}
+    fixed = fixed_bytes(planned(platform="cuda", **roomy))
 
     tiers = planned(platform="cuda", free=(fixed + 1000, None), vram_reserve_mib=0)
 

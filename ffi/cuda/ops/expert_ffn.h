@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cuda/device_store.h"
+#include "cuda/expert_ring.h"
 #include "cuda/launch.h"
 #include "cuda/mailbox.h"
 
@@ -35,12 +36,14 @@ struct ExpertFfnArgs {
   uint32_t* homes;          // device, [kEntryHomes]: counts; not read where `usage` is null
   MailboxAt mailbox;        // its box is null where every kHost entry is streamed
   Latch latch;              // of another layer's words, for the second kernel
+  RingAt ring;              // for tiles: where experts of the host's memory arrive
+  TimelineAt timeline;      // for tiles
   float* rows;  // not null: the kernels are the peer's. `y` and the shared expert are left out, the
                 // row of each kPeer entry goes to its place in [T * A, D], without its weight
 };
 
 int64_t ExpertFfnWorkspace(int64_t num_rows, int64_t num_active, int64_t num_experts, int64_t width,
-                           int64_t hidden);
+                           int64_t hidden, bool has_ring = false);
 
 // The two halves: what others compute may be awaited in between.
 std::string ExpertGateUp(const ExpertFfnArgs& args, cudaStream_t stream);

@@ -92,8 +92,8 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> x, ffi::BufferR
                        HasShape(shared_weights, {args.num_rows}),
                    "shapes of x, ids, weights and shared_weights do not belong together");
   const int64_t hidden = std::max(args.routed->gate.rows, args.shared_gate->rows);
-  const int64_t bytes =
-      ExpertFfnWorkspace(args.num_rows, args.num_active, args.num_experts, args.width, hidden);
+  const int64_t bytes = ExpertFfnWorkspace(args.num_rows, args.num_active, args.num_experts,
+                                           args.width, hidden, held->ring() != nullptr);
   STRATA_CHECK_ARG("expert_ffn", static_cast<int64_t>(workspace->size_bytes()) >= bytes,
                    "workspace of " + std::to_string(workspace->size_bytes()) + " bytes, expected " +
                        std::to_string(bytes));
@@ -114,6 +114,8 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> x, ffi::BufferR
             std::to_string(doors->num_active));
     PassDoors(*held, layer, &args);
   }
+  if (held->ring() != nullptr) args.ring = held->ring()->At(layer);
+  args.timeline = held->timeline();
   const std::string error = Run(*held, layer, args, StreamOf(stream));
   return error.empty() ? ffi::Error::Success() : ffi::Error::Internal("expert_ffn: " + error);
 }

@@ -2,9 +2,13 @@
 // the workspace in the groups' order. Then, a slice of columns at a time so that the workspace
 // stays small, every entry's row is computed by the down matrices and each activation row's are
 // added in the router's order, the shared expert's last.
+//
+// With a ring (expert_ring.h) a group of experts goes through both products before the next one, so
+// that its slots come back, and there is one slice.
 #include <algorithm>
 
 #include "cuda/ops/expert_ffn_tiles.h"
+#include "cuda/ops/expert_gate.h"
 #include "cuda/ops/expert_tile_launch.h"
 #include "cuda/reduce.cuh"
 
@@ -19,24 +23,27 @@ using expert_tiles::TileParams;
 using tiles::QuantizedRows;
 using tiles::RoundUp;
 
-constexpr int64_t kMostSums = int64_t{64} << 20;  // bytes of all entries' rows of a slice
+// Entries' rows of a slice, in bytes, and slices: what is written there is read again soon, but
+// each slice ends with blocks that wait for the last one.
+constexpr int64_t kSliceBytes = int64_t{64} << 20;
+constexpr int64_t kMostSlices = 4;
 constexpr int kCombineThreads = 128;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Columns that are computed at once.
-int64_t SliceOf(int64_t entries, int64_t width) {
-  const int64_t slices =
-      CeilDiv(width, std::max<int64_t>(kMostSums / 4 / entries / kColumns, 1) * kColumns);
-  return RoundUp(CeilDiv(width, slices), kColumns);
+// Columns that are computed at once. With a ring all of them: an expert that is computed in parts
+// would hold its slot until the last.
+int64_t SliceOf(int64_t entries, int64_t width, bool has_ring) {
+  const int64_t wanted = has_ring ? 1 : CeilDiv(entries * width * 4, kSliceBytes);
+  return RoundUp(CeilDiv(width, std::min(wanted, kMostSlices)), kColumns);
 }
 
 // The workspace's parts, each 16-byte aligned.
 struct Layout {
-  int64_t order, starts, counts, tiles, num_tiles, in, hidden, sums, bytes;
+  int64_t order, starts, counts, tiles, first_tiles, addresses, in, hidden, sums, bytes;
 
   Layout(int64_t num_rows, int64_t num_active, int64_t num_experts, int64_t width,
-         int64_t hidden_width) {
+         int64_t hidden_width, bool has_ring) {
     const int64_t entries = num_rows * num_active;
     int64_t at = 0;
     const auto take = [&](int64_t size) {
@@ -49,10 +56,11 @@ struct Layout {
     counts = take(4 * num_experts);
     tiles = take(static_cast<int64_t>(sizeof(ExpertTile)) *
                  expert_tiles::MostTiles(entries, num_experts));
-    num_tiles = take(4);
+    first_tiles = take(4 * (num_experts + 1));
+    addresses = take(8 * num_experts);
     in = take(QuantizedRows::Bytes(num_rows, width));
     hidden = take(QuantizedRows::Bytes(entries + num_rows, hidden_width));
-    sums = take(4 * (entries + num_rows) * SliceOf(entries + num_rows, width));
+    sums = take(4 * (entries + num_rows) * SliceOf(entries + num_rows, width, has_ring));
     bytes = at;
   }
 };
@@ -110,16 +118,6 @@ std::string LaunchCombine(const ExpertFfnArgs& a, const TileParams& down, cudaSt
   return Launch(CombineKernel, shape, p);
 }
 
-// A launch's experts: the routed ones, or the shared one.
-TileParams Routed(TileParams p, const ExpertFfnArgs& a, bool down) {
-  p.experts = a.experts;
-  p.first = ViewOf(down ? a.routed->down : a.routed->gate);
-  p.first_at = down ? a.routed->down_at : 0;
-  p.second = ViewOf(a.routed->up);
-  p.second_at = a.routed->up_at;
-  return p;
-}
-
 TileParams Shared(TileParams p, const ExpertFfnArgs& a, bool down) {
   p.experts = nullptr;
   p.first = ViewOf(down ? *a.shared_down : *a.shared_gate);
@@ -139,43 +137,132 @@ bool HasExpertTiles(const ExpertFfnArgs& a) {
 }
 
 int64_t ExpertFfnTilesWorkspace(int64_t num_rows, int64_t num_active, int64_t num_experts,
-                                int64_t width, int64_t hidden) {
-  return Layout(num_rows, num_active, num_experts, width, hidden).bytes;
+                                int64_t width, int64_t hidden, bool has_ring) {
+  return Layout(num_rows, num_active, num_experts, width, hidden, has_ring).bytes;
 }
 
-std::string ExpertFfnTiles(const ExpertFfnArgs& a, cudaStream_t stream) {
-  const int64_t entries = a.num_rows * a.num_active;
-  const int64_t hidden = HiddenOf(a);
-  const Layout at(a.num_rows, a.num_active, a.num_experts, a.width, hidden);
-  TileParams p = {};
-  p.groups.order = reinterpret_cast<int32_t*>(a.workspace + at.order);
-  p.groups.starts = reinterpret_cast<int32_t*>(a.workspace + at.starts);
-  p.groups.counts = reinterpret_cast<int32_t*>(a.workspace + at.counts);
-  p.groups.tiles = reinterpret_cast<ExpertTile*>(a.workspace + at.tiles);
-  p.groups.num_tiles = reinterpret_cast<int32_t*>(a.workspace + at.num_tiles);
-  p.live = a.live;
-  p.num_rows = static_cast<int32_t>(a.num_rows);
-  p.num_active = static_cast<int32_t>(a.num_active);
-  p.shared_first = static_cast<int32_t>(entries);
-  p.in = QuantizedRows::At(a.workspace + at.in, a.num_rows, a.width);
-  p.out = QuantizedRows::At(a.workspace + at.hidden, entries + a.num_rows, hidden);
-  const int64_t tiles = expert_tiles::MostTiles(entries, a.num_experts);
-  const int64_t shared_tiles = CeilDiv(a.num_rows, kTileRows);
+namespace {
 
-  std::string error = tiles::QuantizeTileRows(a.x, a.live, a.num_rows, a.width, p.in, stream);
-  if (error.empty()) {
-    error = expert_tiles::GroupEntries(a.ids, a.live, a.num_rows, a.num_active, a.num_experts,
-                                       p.groups, {a.usage, a.homes, a.experts}, stream);
+// One call: what its launches share, and the launches.
+struct Call {
+  const ExpertFfnArgs& a;
+  cudaStream_t stream;
+  bool has_ring;
+  int64_t entries;
+  TileParams p = {};
+  expert_tiles::GateArgs gate;
+
+  Call(const ExpertFfnArgs& args, cudaStream_t on)
+      : a(args),
+        stream(on),
+        has_ring(args.ring.state != nullptr),
+        entries(args.num_rows * args.num_active) {
+    const int64_t hidden = HiddenOf(a);
+    const Layout at(a.num_rows, a.num_active, a.num_experts, a.width, hidden, has_ring);
+    p.groups.order = reinterpret_cast<int32_t*>(a.workspace + at.order);
+    p.groups.starts = reinterpret_cast<int32_t*>(a.workspace + at.starts);
+    p.groups.counts = reinterpret_cast<int32_t*>(a.workspace + at.counts);
+    p.groups.tiles = reinterpret_cast<ExpertTile*>(a.workspace + at.tiles);
+    p.groups.first_tiles = reinterpret_cast<int32_t*>(a.workspace + at.first_tiles);
+    p.live = a.live;
+    p.num_rows = static_cast<int32_t>(a.num_rows);
+    p.num_active = static_cast<int32_t>(a.num_active);
+    p.shared_first = static_cast<int32_t>(entries);
+    p.in = QuantizedRows::At(a.workspace + at.in, a.num_rows, a.width);
+    p.out = QuantizedRows::At(a.workspace + at.hidden, entries + a.num_rows, hidden);
+    p.sums = reinterpret_cast<float*>(a.workspace + at.sums);
+    p.slice = static_cast<int32_t>(SliceOf(entries + a.num_rows, a.width, has_ring));
+    gate.ring = a.ring;
+    gate.words = a.experts;
+    gate.counts = p.groups.counts;
+    gate.live = a.live;
+    gate.addresses = reinterpret_cast<uint64_t*>(a.workspace + at.addresses);
+    gate.homes = a.homes;
+    gate.num_rows = p.num_rows;
+    gate.num_experts = static_cast<int32_t>(a.num_experts);
   }
-  if (error.empty()) error = expert_tiles::LaunchGateUp(Routed(p, a, false), tiles, stream);
-  if (error.empty()) error = expert_tiles::LaunchGateUp(Shared(p, a, false), shared_tiles, stream);
-  p.in = p.out;
-  p.sums = reinterpret_cast<float*>(a.workspace + at.sums);
-  p.slice = static_cast<int32_t>(SliceOf(entries + a.num_rows, a.width));
-  for (; p.first_column < a.width && error.empty(); p.first_column += p.slice) {
-    error = expert_tiles::LaunchDown(Routed(p, a, true), tiles, stream);
-    if (error.empty()) error = expert_tiles::LaunchDown(Shared(p, a, true), shared_tiles, stream);
-    if (error.empty()) error = LaunchCombine(a, p, stream);
+
+  // Whether experts lie where their words say, all of them in the device's memory.
+  bool IsPlain() const { return a.homes == nullptr && !has_ring; }
+
+  TileParams Routed(int64_t group, bool down) const {
+    TileParams r = down ? Down() : p;
+    r.experts = IsPlain() ? a.experts : gate.addresses;
+    r.first = ViewOf(down ? a.routed->down : a.routed->gate);
+    r.first_at = down ? a.routed->down_at : 0;
+    r.second = ViewOf(a.routed->up);
+    r.second_at = a.routed->up_at;
+    const auto range = expert_tiles::RangeOf(a.num_experts, a.ring.groups, group);
+    r.first_tile = a.ring.groups == 1 ? nullptr : p.groups.first_tiles + range.first;
+    r.end_tile = p.groups.first_tiles + range.end;
+    return r;
+  }
+
+  // The second kernel reads what the first one wrote.
+  TileParams Down() const {
+    TileParams d = p;
+    d.in = p.out;
+    return d;
+  }
+
+  std::string Prepare() const {
+    std::string error = Mark(a.timeline, Phase::kGroup, stream);
+    if (!error.empty()) return error;
+    error = tiles::QuantizeTileRows(a.x, a.live, a.num_rows, a.width, p.in, stream);
+    if (!error.empty()) return error;
+    return expert_tiles::GroupEntries(a.ids, a.live, a.num_rows, a.num_active, a.num_experts,
+                                      p.groups, {a.usage, a.homes, a.experts}, stream);
+  }
+
+  // The shared expert's hidden values come first: they wait for nobody.
+  std::string GateUp(int64_t group) const {
+    const int64_t most = std::min(a.num_experts, CeilDiv(a.num_experts, a.ring.groups));
+    std::string error;
+    if (group == 0) {
+      error = Mark(a.timeline, Phase::kGateUp, stream);
+      if (!error.empty()) return error;
+      error =
+          expert_tiles::LaunchGateUp(Shared(p, a, false), CeilDiv(a.num_rows, kTileRows), stream);
+    }
+    if (error.empty()) error = Mark(a.timeline, Phase::kWait, stream);
+    if (error.empty() && !IsPlain()) error = expert_tiles::AwaitGroup(gate, group, stream);
+    if (error.empty()) error = Mark(a.timeline, Phase::kGateUp, stream);
+    if (!error.empty()) return error;
+    return expert_tiles::LaunchGateUp(Routed(group, false), expert_tiles::MostTiles(entries, most),
+                                      stream);
+  }
+
+  // Of the slice that begins at p.first_column.
+  std::string RoutedDown(int64_t group) const {
+    const int64_t most = std::min(a.num_experts, CeilDiv(a.num_experts, a.ring.groups));
+    const std::string error = Mark(a.timeline, Phase::kDown, stream);
+    if (!error.empty()) return error;
+    return expert_tiles::LaunchDown(Routed(group, true), expert_tiles::MostTiles(entries, most),
+                                    stream);
+  }
+
+  std::string SharedDownAndCombine() const {
+    const std::string error =
+        expert_tiles::LaunchDown(Shared(Down(), a, true), CeilDiv(a.num_rows, kTileRows), stream);
+    if (!error.empty()) return error;
+    const std::string problem = Mark(a.timeline, Phase::kCombine, stream);
+    return problem.empty() ? LaunchCombine(a, p, stream) : problem;
+  }
+};
+
+}  // namespace
+
+std::string ExpertFfnTiles(const ExpertFfnArgs& a, cudaStream_t stream) {
+  Call call(a, stream);
+  std::string error = call.Prepare();
+  for (int64_t group = 0; group < a.ring.groups && error.empty(); ++group) {
+    error = call.GateUp(group);
+    if (error.empty() && call.has_ring) error = call.RoutedDown(group);
+  }
+  if (error.empty() && call.has_ring) error = expert_tiles::LeaveRing(call.gate, stream);
+  for (; call.p.first_column < a.width && error.empty(); call.p.first_column += call.p.slice) {
+    if (!call.has_ring) error = call.RoutedDown(0);
+    if (error.empty()) error = call.SharedDownAndCombine();
   }
   return error;
 }

@@ -115,8 +115,10 @@ __device__ __forceinline__ void MultiplyTile(RowCopies<Stage>& rows, int count,
 struct TileParams {
   PanelMatrix first, second;    // gate and up, or down and nothing; `bytes` unused for routed ones
   int64_t first_at, second_at;  // inside an expert
-  const uint64_t* experts;      // words (expert_word.h); null: the shared expert
+  const uint64_t* experts;      // addresses, or words (expert_word.h); null: the shared expert
   Groups groups;
+  const int32_t* first_tile;  // of the routed experts that are meant; null: the first of all
+  const int32_t* end_tile;
   const int32_t* live;
   int32_t num_rows;
   int32_t num_active;
@@ -139,8 +141,12 @@ __device__ __forceinline__ TileWork FindWork(const TileParams& p, int tile) {
     const int first = tile * kTileRows;
     return {nullptr, first, min(max(LiveRows(*p.live, p.num_rows) - first, 0), kTileRows)};
   }
+  if (p.first_tile != nullptr) {
+    tile += *p.first_tile;
+    if (tile >= *p.end_tile) return {nullptr, 0, 0};
+  }
   const ExpertTile t = p.groups.tiles[tile];  // together with their number
-  if (tile >= *p.groups.num_tiles) return {nullptr, 0, 0};
+  if (tile >= *p.end_tile) return {nullptr, 0, 0};
   // Whoever computes an expert in windows, a tile reads it where it lies.
   const uint64_t address = p.experts[t.expert] & ~kTagBits;
   return {reinterpret_cast<const uint8_t*>(address), t.first, t.count};

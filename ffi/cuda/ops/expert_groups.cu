@@ -13,7 +13,7 @@ __device__ __forceinline__ void CountEntries(const TileCounts& to, int expert, u
   atomicAdd(to.usage + expert, count);
   if (to.homes == nullptr) return;
   const uint64_t word = to.experts[expert];
-  int home = (word & kLinked) != 0 ? kOverLink : kOnPrimary;
+  int home = (word & kLinked) != 0 ? kTilesOverLink : kOnPrimary;
   if ((word & kFromFile) != 0) home = kOfFile;
   atomicAdd(to.homes + home, count);
 }
@@ -75,13 +75,14 @@ __global__ void TileKernel(int num_experts, Groups to) {
       const int before = __shfl_up_sync(kAllLanes, through, step);
       if (lane >= step) through += before;
     }
+    if (expert < num_experts) to.first_tiles[expert] = base + through - own;
     for (int i = 0; i < own; ++i) {
       to.tiles[base + through - own + i] = {expert, to.starts[expert] + i * kTileRows,
                                             min(kTileRows, count - i * kTileRows)};
     }
     base += __shfl_sync(kAllLanes, through, 31);
   }
-  if (lane == 0) *to.num_tiles = base;
+  if (lane == 0) to.first_tiles[num_experts] = base;
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ struct Groups {
   int32_t* starts;  // [E]: where an expert's begin
   int32_t* counts;  // [E]
   ExpertTile* tiles;
-  int32_t* num_tiles;  // [1]
+  int32_t* first_tiles;  // [E + 1]: where an expert's tiles begin; then their number
 };
 
 // Tiles there can be: each expert's last one may be nearly empty.

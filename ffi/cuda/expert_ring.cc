@@ -1,0 +1,219 @@
+#include "cuda/expert_ring.h"
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+
+#include "cuda/current_device.h"
+
+namespace strata {
+namespace {
+
+// Copies between two announcements: their 8 bytes cost the link some microseconds.
+constexpr uint64_t kBatch = 8;
+// Numbers on their way; none is written again before the stream was once empty in between.
+constexpr uint64_t kNumbers = 1 << 15;
+constexpr std::chrono::microseconds kLook{20};  // between two at slots that may be free
+
+std::string Failed(const char* what, int64_t bytes, cudaError_t error) {
+  return std::string("expert_ring: ") + what + " of " + std::to_string(bytes >> 20) +
+         " MiB failed (" + cudaGetErrorString(error) + ")";
+}
+
+}  // namespace
+
+int64_t RingGroups(int64_t num_experts, int64_t most_listed, int64_t num_slots) {
+  int64_t groups = 1;
+  const auto most = [&] { return std::min((num_experts + groups - 1) / groups, most_listed); };
+  while (groups < num_experts && 2 * most() > num_slots) groups *= 2;
+  return groups;
+}
+
+ExpertRing::ExpertRing(const RingSizes& sizes)
+    : sizes_(sizes), groups_(RingGroups(sizes.num_experts, sizes.most_listed, sizes.num_slots)) {
+  if (sizes.num_slots < 2) throw std::runtime_error("expert_ring: at least 2 slots expected");
+  cudaGetDevice(&device_);
+  const auto take = [this](const char* what, int64_t bytes, cudaError_t error) {
+    if (error == cudaSuccess) return;
+    Release();
+    throw std::runtime_error(Failed(what, bytes, error));
+  };
+  const int64_t slot_bytes = sizes.num_slots * sizes.slot_bytes;
+  const int64_t place_bytes = sizes.num_layers * sizes.num_experts * 4;
+  const int64_t bound_bytes = (sizes.num_layers * groups_ + 1) * 4;
+  take("memory for slots", slot_bytes, cudaMalloc(&slots_, slot_bytes));
+  take("a table", place_bytes, cudaMalloc(&places_, place_bytes));
+  take("a table", bound_bytes, cudaMalloc(&bounds_, bound_bytes));
+  take("a state", sizeof(RingState), cudaMalloc(&state_, sizeof(RingState)));
+  take("page-locked memory", kNumbers * 8,
+       cudaHostAlloc(reinterpret_cast<void**>(&numbers_), kNumbers * 8, cudaHostAllocDefault));
+  take("page-locked memory", 8,
+       cudaHostAlloc(reinterpret_cast<void**>(&freed_), 8, cudaHostAllocMapped));
+  take("page-locked memory", 8, cudaHostGetDevicePointer(&freed_on_device_, freed_, 0));
+  take("a stream", 0, cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  const std::string error = SetList({});
+  if (!error.empty()) {
+    Release();
+    throw std::runtime_error(error);
+  }
+  issuer_ = std::thread([this] { Loop(); });
+}
+
+ExpertRing::~ExpertRing() { Release(); }
+
+void ExpertRing::Release() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+    abandon_ = true;
+  }
+  changed_.notify_all();
+  if (issuer_.joinable()) issuer_.join();
+  if (stream_ != nullptr) {
+    cudaStreamSynchronize(stream_);
+    cudaStreamDestroy(stream_);
+  }
+  for (void* memory : {static_cast<void*>(slots_), static_cast<void*>(state_),
+                       static_cast<void*>(places_), static_cast<void*>(bounds_)}) {
+    cudaFree(memory);
+  }
+  cudaFreeHost(freed_);
+  cudaFreeHost(numbers_);
+}
+
+RingAt ExpertRing::At(int64_t layer) const {
+  RingAt at;
+  at.state = state_;
+  at.places = places_ + layer * sizes_.num_experts;
+  at.bounds = bounds_ + layer * groups_;
+  at.slots = slots_;
+  at.freed = freed_on_device_;
+  at.slot_bytes = sizes_.slot_bytes;
+  at.num_slots = static_cast<int32_t>(sizes_.num_slots);
+  at.groups = static_cast<int32_t>(groups_);
+  at.min_rows = static_cast<int32_t>(sizes_.min_rows);
+  at.patience_ms = static_cast<int32_t>(sizes_.patience_ms);
+  at.is_last = layer + 1 == sizes_.num_layers;
+  return at;
+}
+
+std::string ExpertRing::SetList(std::vector<Entry> list) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  abandon_ = true;
+  changed_.wait(lock, [this] { return !busy_; });
+  cudaError_t error = cudaStreamSynchronize(stream_);
+  const int64_t per_group = (sizes_.num_experts + groups_ - 1) / groups_;
+  std::vector<uint32_t> places(sizes_.num_layers * sizes_.num_experts, kNotListed);
+  std::vector<uint32_t> bounds(sizes_.num_layers * groups_ + 1);
+  ends_group_.assign(list.size(), false);
+  for (size_t i = 0; i < list.size(); ++i) {
+    const int64_t group = list[i].layer * groups_ + list[i].expert / per_group;
+    places[list[i].layer * sizes_.num_experts + list[i].expert] = static_cast<uint32_t>(i);
+    bounds[group + 1] = static_cast<uint32_t>(i + 1);
+    if (i + 1 == list.size() ||
+        list[i + 1].layer * groups_ + list[i + 1].expert / per_group != group) {
+      ends_group_[i] = true;
+    }
+  }
+  for (size_t g = 1; g < bounds.size(); ++g) bounds[g] = std::max(bounds[g], bounds[g - 1]);
+  const auto put = [&](void* to, const std::vector<uint32_t>& from) {
+    if (error == cudaSuccess) {
+      error = cudaMemcpy(to, from.data(), from.size() * 4, cudaMemcpyHostToDevice);
+    }
+  };
+  put(places_, places);
+  put(bounds_, bounds);
+  if (error == cudaSuccess) error = cudaMemset(state_, 0, sizeof(RingState));
+  if (error == cudaSuccess) error = cudaDeviceSynchronize();
+  __atomic_store_n(freed_, uint64_t{0}, __ATOMIC_RELEASE);
+  list_ = std::move(list);
+  issued_ = announced_ = 0;
+  target_ = 0;
+  abandon_ = false;
+  return error == cudaSuccess ? "" : std::string("expert_ring: ") + cudaGetErrorString(error);
+}
+
+std::string ExpertRing::BeginPass() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!error_.empty()) return error_;
+  if (list_.empty()) return "";
+  ++counts_.passes;
+  target_ += list_.size();
+  changed_.notify_all();
+  return "";
+}
+
+ExpertRing::Counts ExpertRing::counts() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return counts_;
+}
+
+void ExpertRing::Loop() {
+  const CurrentDevice current(device_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stop_ || (issued_ < target_ && !abandon_); });
+    if (stop_) return;
+    busy_ = true;
+    lock.unlock();
+    Issue();
+    lock.lock();
+    busy_ = false;
+    changed_.notify_all();
+  }
+}
+
+void ExpertRing::Issue() {
+  while (issued_ < target_ && !abandon_) {
+    if (!AwaitSlot()) return;
+    const size_t place = issued_ % list_.size();
+    Copy(list_[place], issued_ < Freed());
+    ++issued_;
+    if (issued_ - announced_ == kBatch || ends_group_[place]) Announce();
+  }
+}
+
+// False: the pass is not to go on.
+bool ExpertRing::AwaitSlot() {
+  const auto slots = static_cast<uint64_t>(sizes_.num_slots);
+  if (issued_ < Freed() + slots) return true;
+  if (announced_ < issued_) Announce();
+  const auto began = std::chrono::steady_clock::now();
+  while (issued_ >= Freed() + slots) {
+    if (abandon_) return false;
+    std::this_thread::sleep_for(kLook);
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  counts_.waited_us += std::chrono::duration_cast<std::chrono::microseconds>(
+                           std::chrono::steady_clock::now() - began)
+                           .count();
+  return true;
+}
+
+void ExpertRing::Copy(const Entry& entry, bool is_freed) {
+  if (!is_freed) {
+    uint8_t* slot = slots_ + issued_ % sizes_.num_slots * sizes_.slot_bytes;
+    Fail("a copy", cudaMemcpyAsync(slot, entry.from, entry.bytes, cudaMemcpyHostToDevice, stream_));
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++(is_freed ? counts_.left_out : counts_.copied);
+  if (!is_freed) counts_.bytes += entry.bytes;
+}
+
+void ExpertRing::Announce() {
+  if (issued_ / (kNumbers / 2) != announced_ / (kNumbers / 2)) {
+    Fail("a copy", cudaStreamSynchronize(stream_));
+  }
+  uint64_t* number = numbers_ + issued_ % kNumbers;
+  *number = announced_ = issued_;
+  Fail("a copy", cudaMemcpyAsync(&state_->arrived, number, 8, cudaMemcpyHostToDevice, stream_));
+}
+
+void ExpertRing::Fail(const char* what, cudaError_t error) {
+  if (error == cudaSuccess) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  error_ = std::string("expert_ring: ") + what + " failed: " + cudaGetErrorString(error);
+  abandon_ = true;
+}
+
+}  // namespace strata

@@ -1,0 +1,160 @@
+// Experts of the host's memory on their way through a ring of slots on the device, for prompts.
+//
+// A pass is one run of a prompt's program with at least `min_rows` live rows. It needs every expert
+// that lies in page-locked memory once, in an order that is known before it begins: by layer, then
+// by expert. So the copy engine runs ahead of the layers, through attention and delta net: a thread
+// of the host, the issuer, puts entry n of the order into slot n % num_slots as soon as that slot
+// is free. Passes follow one another without a gap, n counts through them.
+//
+// A layer's experts are computed in `groups` of neighbours. A gate, a kernel in front of a group's
+// products, waits until the group has arrived, and tells the products where it lies; it gives the
+// slots of the group before it back, whose products are over in stream order. A kernel behind the
+// last group gives back the rest. An expert that no row has chosen is copied all the same: with so
+// many rows there is hardly one, and routing is known when most copies are long under way.
+//
+// Words, and who writes them:
+//   RingState, in the device's memory
+//      0  base     the kernel behind a pass's last layer: entries of the passes that are over
+//      8  arrived  the copy engine, 8 bytes from page-locked memory: entries copied
+//     16  late     gates: entries they did not wait for to the end
+//     24  given_up gates: what `arrived` was when they stopped waiting
+//   freed, in page-locked memory  gates: entries whose slots may be written again
+//
+// Order. `arrived` is copied behind the panels on the same stream, so whoever reads it with acquire
+// finds them. `freed` is stored with release behind the kernels that read the slots, and the issuer
+// reads it with acquire before it asks for the next copy into one of them. Both grow only.
+//
+// A gate waits for the copy engine, which needs no processor of the GPU, and for the issuer, a
+// thread of the CPU: never for work of a GPU. It cannot wait for itself: entries up to its group's
+// end need slots of entries that lie num_slots back, and as the ring holds two groups those belong
+// to groups that were given back. Where nothing arrives for `patience`, the issuer being lost or
+// the driver busy, a gate stops waiting: the group is read over the link, with the same bits, and
+// the issuer, which sees entries freed that it has not copied, leaves them out. A late copy harms
+// nobody: it is in front of the next one into its slot, on one stream.
+//
+// Words of experts may change between passes only (device_store.h).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cuda/launch.h"
+
+namespace strata {
+
+struct RingState {
+  uint64_t base;
+  uint64_t arrived;
+  uint64_t late;
+  uint64_t given_up;
+};
+
+inline constexpr uint32_t kNotListed = UINT32_MAX;
+
+// What kernels of a layer are told.
+struct RingAt {
+  RingState* state = nullptr;        // null: there is no ring
+  const uint32_t* places = nullptr;  // [E]: of each expert in the pass's order, or kNotListed
+  const uint32_t* bounds = nullptr;  // [groups + 1]: where groups begin in that order
+  uint8_t* slots = nullptr;
+  uint64_t* freed = nullptr;  // mapped
+  int64_t slot_bytes = 0;
+  int32_t num_slots = 0;
+  int32_t groups = 1;
+  int32_t min_rows = 0;
+  int32_t patience_ms = 0;
+  bool is_last = false;  // of the model's layers
+};
+
+struct RingSizes {
+  int64_t num_layers = 0;
+  int64_t num_experts = 0;  // of a layer
+  int64_t most_listed = 0;  // of a layer's experts, in any list
+  int64_t num_slots = 0;
+  int64_t slot_bytes = 0;
+  int64_t min_rows = 0;
+  int64_t patience_ms = 0;
+};
+
+// Of a layer: the fewest of which the ring holds two, one that is computed and one that arrives.
+int64_t RingGroups(int64_t num_experts, int64_t most_listed, int64_t num_slots);
+
+class ExpertRing {
+ public:
+  // One expert to copy.
+  struct Entry {
+    const uint8_t* from;
+    int64_t bytes;
+    int64_t layer;
+    int64_t expert;
+  };
+  struct Counts {
+    int64_t passes = 0;
+    int64_t copied = 0;
+    int64_t bytes = 0;
+    int64_t left_out = 0;
+    int64_t waited_us = 0;  // for free slots
+  };
+
+  // On the current device. Throws std::runtime_error with numbers.
+  explicit ExpertRing(const RingSizes& sizes);
+  ~ExpertRing();
+  ExpertRing(const ExpertRing&) = delete;
+  ExpertRing& operator=(const ExpertRing&) = delete;
+
+  const RingSizes& sizes() const { return sizes_; }
+  int64_t groups() const { return groups_; }
+  RingAt At(int64_t layer) const;
+
+  // What every pass from now on needs, in order. No pass may be under way on the device; one that
+  // was begun and never ran is forgotten.
+  std::string SetList(std::vector<Entry> list);
+  // A program with enough rows is about to be put into the queue. Returns what went wrong since.
+  std::string BeginPass();
+
+  Counts counts();
+
+ private:
+  void Release();
+  void Loop();
+  void Issue();
+  bool AwaitSlot();
+  void Copy(const Entry& entry, bool is_freed);
+  void Announce();
+  void Fail(const char* what, cudaError_t error);
+  uint64_t Freed() const { return __atomic_load_n(freed_, __ATOMIC_ACQUIRE); }
+
+  RingSizes sizes_;
+  int64_t groups_;
+  int device_ = 0;
+  uint8_t* slots_ = nullptr;
+  RingState* state_ = nullptr;
+  uint32_t* places_ = nullptr;  // [layers, experts]
+  uint32_t* bounds_ = nullptr;  // [layers * groups + 1]
+  uint64_t* freed_ = nullptr;
+  uint64_t* freed_on_device_ = nullptr;  // the same word
+  uint64_t* numbers_ = nullptr;          // page-locked, on their way to `arrived`
+  cudaStream_t stream_ = nullptr;
+
+  std::vector<Entry> list_;
+  std::vector<bool> ends_group_;
+  uint64_t issued_ = 0;
+  uint64_t announced_ = 0;
+  std::atomic<uint64_t> target_{0};
+  std::atomic<bool> abandon_{false};
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stop_ = false;  // these under mutex_
+  bool busy_ = false;
+  std::string error_;
+  Counts counts_;
+  std::thread issuer_;
+};
+
+}  // namespace strata

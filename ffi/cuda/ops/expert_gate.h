@@ -1,0 +1,36 @@
+// Where a tile's experts lie, by group: those of the host's memory are awaited in a ring of slots
+// (expert_ring.h), or read over the link where there is none.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cuda/expert_ring.h"
+#include "cuda/launch.h"
+
+namespace strata::expert_tiles {
+
+struct GateArgs {
+  RingAt ring;
+  const uint64_t* words;  // [E]: expert_word.h
+  const int32_t* counts;  // [E]: entries of each expert
+  const int32_t* live;    // rows
+  uint64_t* addresses;    // [E]: of panels; filled group by group
+  uint32_t* homes;        // device, [kEntryHomes]: counts
+  int32_t num_rows = 0;
+  int32_t num_experts = 0;
+};
+
+// Experts [first, end) of a group.
+struct GroupRange {
+  int32_t first;
+  int32_t end;
+};
+GroupRange RangeOf(int64_t num_experts, int64_t groups, int64_t group);
+
+// Returns, in stream order, when a group's experts are there.
+std::string AwaitGroup(const GateArgs& args, int64_t group, cudaStream_t stream);
+// Behind the last group's products: gives its slots back, and ends the pass behind the last layer.
+std::string LeaveRing(const GateArgs& args, cudaStream_t stream);
+
+}  // namespace strata::expert_tiles

@@ -1,0 +1,77 @@
+"""Where the time of a prompt went: the device's timeline by phase."""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from strata_jax.ops.timed import PHASES
+
+CAPACITY = 1 << 16
+"""Marks of a prompt: some 25 a layer and chunk."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrefillTiming:
+    """Of one prompt."""
+
+    wall_s: float
+    slot_wait_s: float
+    """Of the thread that issues copies, for free slots of the ring."""
+    experts_streamed: int
+    bytes_streamed: int
+    marks: tuple[tuple[int, int], ...]
+    """(nanoseconds, number in `PHASES`) in order; a phase lasts until the next mark."""
+
+    @property
+    def device_s(self) -> float:
+        """From the first mark to the last."""
+        return (self.marks[-1][0] - self.marks[0][0]) / 1e9 if self.marks else 0.0
+
+    @property
+    def phases_ms(self) -> dict[str, float]:
+        """Milliseconds by phase, the longest first."""
+        times: collections.Counter[str] = collections.Counter()
+        for (begin, phase), (end, _) in zip(self.marks, self.marks[1:]):
+            times[PHASES[phase]] += end - begin
+        return {phase: time / 1e6 for phase, time in times.most_common()}
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it; `spans` are phase, beginning and duration in microseconds."""
+        first = self.marks[0][0] if self.marks else 0
+        spans = [
+            [PHASES[phase], (begin - first) / 1e3, (end - begin) / 1e3]
+            for (begin, phase), (end, _) in zip(self.marks, self.marks[1:])
+        ]
+        return {
+            "wall_ms": 1e3 * self.wall_s,
+            "device_ms": 1e3 * self.device_s,
+            "slot_wait_ms": 1e3 * self.slot_wait_s,
+            "experts_streamed": self.experts_streamed,
+            "bytes_streamed": self.bytes_streamed,
+            "phases_ms": self.phases_ms,
+            "spans": spans,
+        }
+
+    def lines(self) -> Sequence[str]:
+        """For people."""
+        rate = self.bytes_streamed / max(self.device_s, 1e-9) / 1e9
+        lines = [
+            f"prompt: {1e3 * self.wall_s:.1f} ms, of these from the device's first mark to its last "
+            f"{1e3 * self.device_s:.1f}; the host waits for it otherwise"
+            if self.marks
+            else f"prompt: {1e3 * self.wall_s:.1f} ms; phases are told of a GPU only",
+        ]
+        total = max(1e3 * self.device_s, 1e-9)
+        phases = [
+            f"{phase} {time:.1f} ms ({100 * time / total:.0f} %)"
+            for phase, time in self.phases_ms.items()
+        ]
+        if phases:
+            lines.append(f"prompt by phase: {', '.join(phases)}")
+        if self.experts_streamed:
+            lines.append(
+                f"prompt: {self.experts_streamed} experts streamed, {rate:.1f} GB/s on average; their "
+                f"thread waited {1e3 * self.slot_wait_s:.1f} ms for free slots"
+            )
+        return lines

@@ -1,0 +1,169 @@
+"""Prompts whose experts are streamed through a ring of slots: emulated here, real with --gpu."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from strata_jax.config import TierSettings
+from strata_jax.engine.runner import Runner, RunnerOptions
+from strata_jax.errors import UsageError
+from strata_jax.ops.native import Backend
+from strata_jax.weights.pack import open_pack
+from tests.gguf_maker import TINY, make_model
+from tests.stepper import same_bits
+
+TILE = 128  # more than a window has
+BACKENDS = [
+    pytest.param(Backend("emulated"), id="emulated"),
+    pytest.param(Backend("cuda"), id="cuda", marks=pytest.mark.gpu),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_tiles():
+    """Rows of a tile: an emulated device is slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("strata_jax.engine.runner_options.TILE_ROWS", {"cpu": TILE, "cuda": TILE})
+        yield
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request) -> Backend:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory):
+    """Two layers of eight experts in blocks of eight bits, all else float32."""
+    path = tmp_path_factory.mktemp("ring") / "tiny.gguf"
+    sizes = dataclasses.replace(TINY, drafts=0, experts=8, layers=2)
+    made = make_model(path, sizes, types={"*_exps*": 8, "*_shexp.*": 8})
+    with open_pack(made.path) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def prompt(pack) -> np.ndarray:
+    return np.random.default_rng(3).integers(0, pack.config.vocab_size, 2 * TILE, np.int32)
+
+
+@pytest.fixture(scope="module")
+def expected(pack, backend, prompt) -> np.ndarray:
+    """Logits of two tiles and of some windows, every expert on the device."""
+    runner = make_runner(pack, backend)
+    logits = read(runner, prompt)
+    runner.close()
+    return logits
+
+
+def make_runner(pack, backend: Backend, chunk_tiles: int = 1, **tiers) -> Runner:
+    options = RunnerOptions(
+        max_context=440, backend=backend, chunk_tiles=chunk_tiles, tiers=TierSettings(**tiers)
+    )
+    return Runner(pack, pack.config, options, lambda _: None)
+
+
+def read(runner: Runner, prompt: np.ndarray, windows: int = 3) -> np.ndarray:
+    """Logits after the prompt and after each of some windows of one id, [1 + windows, V]."""
+    runner.reset()
+    rows, logits = runner.chunk_rows, np.zeros((1, 1))
+    for begin in range(0, len(prompt), rows):
+        last = begin + rows >= len(prompt)
+        logits = runner.read_tile(prompt[begin : begin + rows], want_logits=last)
+    parts = [logits.copy()]
+    for token in range(windows):
+        parts.append(runner.read_window(np.asarray([token], np.int32)).copy())
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize(
+    ("experts", "chunk_tiles", "slots"), [(0, 1, 2), (5, 2, 5), (5, 1, None), (5, 2, None)]
+)
+def test_gives_the_same_bits(
+    pack, backend, prompt, expected, slots: int | None, experts: int, chunk_tiles: int
+):
+    flags = {"prefill_ring": slots, "expert_cache": experts, "adapt_swaps": 0}
+    runner = make_runner(pack, backend, chunk_tiles, **flags)
+    got = read(runner, prompt)
+    again = read(runner, prompt)
+    counters = runner.tiers.experts.counters()
+    ring = runner.tiers.plan.ring_slots
+    runner.close()
+
+    assert same_bits(got, expected)
+    assert same_bits(again, expected)
+    away = pack.config.num_layers * pack.config.num_experts - experts
+    passes = 2 * (2 if chunk_tiles == 1 else 1)
+    assert counters["experts_streamed"] == passes * away
+    assert ring == slots or slots is None
+
+
+def test_without_a_ring_experts_are_read_over_the_link(pack, backend, prompt, expected):
+    runner = make_runner(pack, backend, expert_cache=5, prefill_ring=0)
+    got = read(runner, prompt)
+    counters = runner.tiers.experts.counters()
+    runner.close()
+
+    assert same_bits(got, expected)
+    assert counters["experts_streamed"] == 0
+    assert counters["bytes_streamed"] > 0
+
+
+def test_few_rows_stream_nothing(pack, backend, prompt):
+    runner = make_runner(pack, backend, expert_cache=5)
+    read(runner, prompt[: TILE // 16 - 1])
+    counters = runner.tiers.experts.counters()
+    runner.close()
+
+    assert counters["experts_streamed"] == 0
+
+
+@pytest.mark.parametrize("peer", [{}, {"peer_device": "loopback", "peer_slots": 4}])
+def test_follows_experts_that_have_moved(pack, backend, prompt, expected, peer):
+    flags = {"expert_cache": 4, "adapt_every": 1, "adapt_swaps": 8, **peer}
+    runner = make_runner(pack, backend, **flags)
+    parts = [read(runner, prompt, windows) for windows in (3, 7, 5, 12, 3)]
+    counters, faults = runner.tiers.experts.counters(), runner.tiers.experts.audit()
+    runner.close()
+
+    for part in parts:
+        assert same_bits(part[:4], expected)
+    assert counters["swaps_primary"] > 0
+    assert counters["experts_streamed"] > 0
+    assert faults == []
+
+
+def test_a_prompt_that_was_left_in_the_middle_harms_nobody(pack, backend, prompt, expected):
+    runner = make_runner(pack, backend, expert_cache=5, prefill_ring=2)
+    runner.reset()
+    runner.read_tile(prompt[:TILE], want_logits=False)
+    got = read(runner, prompt)
+    runner.close()
+
+    assert same_bits(got, expected)
+
+
+def test_a_lost_copy_costs_time_only(pack, backend, prompt, expected):
+    """A pass is announced for rows that never come: what follows waits for it in vain, at first."""
+    runner = make_runner(pack, backend, expert_cache=5, prefill_ring=2)
+    runner.reset()
+    runner.tiers.experts.before_tile(TILE)  # a step that fails before its first layer
+    got = read(runner, prompt)
+    runner.close()
+
+    assert same_bits(got, expected)
+
+
+def test_gives_its_memory_back(pack):
+    library = Backend("emulated").library
+    before = library.device_bytes(), library.pinned_bytes()
+
+    make_runner(pack, Backend("emulated"), expert_cache=5).close()
+
+    assert (library.device_bytes(), library.pinned_bytes()) == before
+
+
+def test_refuses_a_ring_that_is_too_small(pack, backend):
+    with pytest.raises(UsageError, match="--prefill_ring=1: 0 or at least 2 slots expected"):
+        make_runner(pack, backend, expert_cache=0, prefill_ring=1)

@@ -1,0 +1,188 @@
+// Experts pass through a ring: each group finds its own, in time or not.
+#include <numeric>
+
+#include "check.h"
+#include "cuda/expert_ring.h"
+#include "cuda/expert_word.h"
+#include "cuda/ops/expert_gate.h"
+
+namespace strata {
+namespace {
+
+using expert_tiles::AwaitGroup;
+using expert_tiles::GateArgs;
+using expert_tiles::LeaveRing;
+using expert_tiles::RangeOf;
+
+constexpr int64_t kLayers = 3, kExperts = 8, kBytes = 512;
+
+// A model's experts: each filled with a byte of its own, most of them in page-locked memory.
+struct Model {
+  uint8_t* host = nullptr;
+  uint64_t* words = nullptr;
+  int32_t* counts = nullptr;
+  uint64_t* addresses = nullptr;
+  uint32_t* homes = nullptr;
+  int32_t* live = nullptr;
+  int64_t listed = 0;
+
+  Model() {
+    const int64_t all = kLayers * kExperts;
+    CHECK(cudaHostAlloc(reinterpret_cast<void**>(&host), all * kBytes, 0) == cudaSuccess);
+    CHECK(cudaMalloc(&words, all * 8) == cudaSuccess);
+    CHECK(cudaMalloc(&counts, kExperts * 4) == cudaSuccess);
+    CHECK(cudaMalloc(&addresses, kExperts * 8) == cudaSuccess);
+    CHECK(cudaMalloc(&homes, kEntryHomes * 4) == cudaSuccess);
+    CHECK(cudaMalloc(&live, 4) == cudaSuccess);
+    cudaMemset(homes, 0, kEntryHomes * 4);
+    for (int64_t i = 0; i < all; ++i) {
+      std::fill_n(host + i * kBytes, kBytes, static_cast<uint8_t>(i + 1));
+      words[i] = ExpertWord(host + i * kBytes, ExpertTag::kLocal, IsListed(i));
+      listed += IsListed(i);
+    }
+    std::fill_n(counts, kExperts, 65);
+    *live = 100;
+  }
+  ~Model() {
+    cudaFreeHost(host);
+    for (void* memory :
+         {static_cast<void*>(words), static_cast<void*>(counts), static_cast<void*>(addresses),
+          static_cast<void*>(homes), static_cast<void*>(live)}) {
+      cudaFree(memory);
+    }
+  }
+
+  // Those of the second layer are all on the device.
+  static bool IsListed(int64_t i) { return i / kExperts != 1 && i % 3 != 0; }
+
+  std::vector<ExpertRing::Entry> List() const {
+    std::vector<ExpertRing::Entry> list;
+    for (int64_t i = 0; i < kLayers * kExperts; ++i) {
+      if (IsListed(i)) list.push_back({host + i * kBytes, kBytes, i / kExperts, i % kExperts});
+    }
+    return list;
+  }
+};
+
+RingSizes SizesOf(int64_t num_slots) {
+  RingSizes sizes;
+  sizes.num_layers = kLayers;
+  sizes.num_experts = kExperts;
+  sizes.most_listed = 6;
+  sizes.num_slots = num_slots;
+  sizes.slot_bytes = 1024;
+  sizes.min_rows = 64;
+  sizes.patience_ms = 300;
+  return sizes;
+}
+
+// What a program of all layers does, but for products; returns how many came through the ring.
+int64_t Run(const Model& model, const ExpertRing& ring) {
+  int64_t through_ring = 0;
+  for (int64_t layer = 0; layer < kLayers; ++layer) {
+    GateArgs args;
+    args.ring = ring.At(layer);
+    args.words = model.words + layer * kExperts;
+    args.counts = model.counts;
+    args.live = model.live;
+    args.addresses = model.addresses;
+    args.homes = model.homes;
+    args.num_rows = 128;
+    args.num_experts = kExperts;
+    for (int64_t group = 0; group < ring.groups(); ++group) {
+      CHECK_EQ(AwaitGroup(args, group, nullptr), "");
+      const auto range = RangeOf(kExperts, ring.groups(), group);
+      for (int64_t e = range.first; e < range.end; ++e) {
+        const int64_t i = layer * kExperts + e;
+        const auto* bytes = reinterpret_cast<const uint8_t*>(model.addresses[e]);
+        CHECK_EQ(bytes[0], static_cast<uint8_t>(i + 1));
+        CHECK_EQ(bytes[kBytes - 1], static_cast<uint8_t>(i + 1));
+        through_ring += bytes < model.host || bytes >= model.host + kLayers * kExperts * kBytes;
+      }
+    }
+    CHECK_EQ(LeaveRing(args, nullptr), "");
+  }
+  return through_ring;
+}
+
+void ChoosesTheFewestGroupsOfWhichTheRingHoldsTwo() {
+  CHECK_EQ(RingGroups(512, 512, 1024), 1);
+  CHECK_EQ(RingGroups(512, 340, 680), 1);
+  CHECK_EQ(RingGroups(512, 340, 679), 2);
+  CHECK_EQ(RingGroups(512, 512, 64), 16);
+  CHECK_EQ(RingGroups(16, 16, 2), 16);
+}
+
+void EveryGroupFindsItsExperts() {
+  for (const int64_t num_slots : {2, 3, 5, 12, 40}) {
+    const Model model;
+    ExpertRing ring(SizesOf(num_slots));
+    CHECK_EQ(ring.SetList(model.List()), "");
+    constexpr int kPasses = 20;
+    CHECK_EQ(ring.BeginPass(), "");
+    for (int pass = 0; pass < kPasses; ++pass) {
+      if (pass + 1 < kPasses) CHECK_EQ(ring.BeginPass(), "");  // as a queue of two programs
+      CHECK_EQ(Run(model, ring), model.listed);
+    }
+    CHECK_EQ(ring.counts().copied, kPasses * model.listed);
+    CHECK_EQ(ring.counts().left_out, 0);
+    CHECK_EQ(model.homes[kReadByTiles], 0u);
+  }
+}
+
+void FewRowsReadOverTheLink() {
+  const Model model;
+  *model.live = 63;
+  ExpertRing ring(SizesOf(4));
+  CHECK_EQ(ring.SetList(model.List()), "");
+  CHECK_EQ(Run(model, ring), 0);
+  CHECK_EQ(model.homes[kReadByTiles], 2u * model.listed);
+}
+
+// Nobody has announced the pass: gates wait once, then read over the link; the next pass is well.
+void AGateThatWaitsInVainReadsOverTheLink() {
+  const Model model;
+  ExpertRing ring(SizesOf(4));
+  CHECK_EQ(ring.SetList(model.List()), "");
+  CHECK_EQ(Run(model, ring), 0);
+  CHECK_EQ(ring.BeginPass(), "");
+  CHECK_EQ(ring.BeginPass(), "");
+  CHECK_EQ(Run(model, ring), model.listed);
+  CHECK_EQ(ring.counts().left_out, model.listed);
+}
+
+void APassThatNeverRanIsForgotten() {
+  const Model model;
+  ExpertRing ring(SizesOf(4));
+  for (int turn = 0; turn < 3; ++turn) {
+    CHECK_EQ(ring.SetList(model.List()), "");
+    CHECK_EQ(ring.BeginPass(), "");  // an error before its first layer
+    CHECK_EQ(ring.SetList(model.List()), "");
+    CHECK_EQ(ring.BeginPass(), "");
+    CHECK_EQ(Run(model, ring), model.listed);
+  }
+}
+
+void GivesEverythingBack() {
+  const size_t device = emulate::DeviceBytes(), pinned = emulate::PinnedBytes();
+  {
+    const ExpertRing ring(SizesOf(4));
+    CHECK(emulate::DeviceBytes() > device);
+  }
+  CHECK_EQ(emulate::DeviceBytes(), device);
+  CHECK_EQ(emulate::PinnedBytes(), pinned);
+}
+
+}  // namespace
+}  // namespace strata
+
+int main() {
+  using namespace strata;
+  RUN(ChoosesTheFewestGroupsOfWhichTheRingHoldsTwo);
+  RUN(EveryGroupFindsItsExperts);
+  RUN(FewRowsReadOverTheLink);
+  RUN(AGateThatWaitsInVainReadsOverTheLink);
+  RUN(APassThatNeverRanIsForgotten);
+  RUN(GivesEverythingBack);
+  return 0;
+}

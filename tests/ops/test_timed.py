@@ -1,0 +1,16 @@
+"""Ops with marks: every op of a tile has one, under a name that is known."""
+
+import dataclasses
+
+from strata_jax.ops.sets import OpSet
+from strata_jax.ops.timed import _BY_OP, _BY_ROLE, PHASES
+
+
+def test_every_op_of_a_tile_is_marked_or_marks_itself():
+    ops = {field.name for field in dataclasses.fields(OpSet)}
+
+    assert ops - set(_BY_OP) == {"quant_matmul", "expert_ffn", "gdn_window"}
+
+
+def test_every_phase_has_a_number():
+    assert set(_BY_OP.values()) | set(_BY_ROLE.values()) | set(PHASES[:5]) == set(PHASES)
