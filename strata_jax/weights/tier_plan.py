@@ -129,7 +129,7 @@ class _Planner:
         self.kv_per_token = plan.kv_bytes // plan.max_context
         sizes = {tier.name: tier.bytes for tier in plan.tiers}
         self.ngram_bytes = sizes["ngram"]
-        self.ngram_io = self._choose_io()
+        self.ngram_io: NgramIo = self._choose_io()
         self.fixed = {
             "dense": sizes["dense"] + sizes["embedding"],
             "kv": plan.kv_bytes,

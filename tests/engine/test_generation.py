@@ -44,7 +44,7 @@ def runner(tiny_pack):
 @pytest.fixture(scope="module")
 def emulated(tiny_pack):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("strata_jax.engine.runner.TILE_ROWS", {"cpu": 64})  # it is emulated
+        patch.setattr("strata_jax.engine.runner_options.TILE_ROWS", {"cpu": 64})  # it is emulated
         runner = opened(tiny_pack, drafts=True, backend=Backend("emulated"))
     yield runner
     runner.close()

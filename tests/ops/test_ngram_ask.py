@@ -67,11 +67,12 @@ def test_brings_the_rows_of_the_file(backend: Backend, call, tmp_path, mode: str
     )
     with host_read_table(backend, table, tmp_path, mode, most_rows=5 * ngram.num_heads) as slot:
         step = step_of(backend, slot, ngram)
-        for _ in range(3):  # letters and answers of both parities
-            ids, rows = step(tokens, np.int32(live))
+        # Letters and answers of both parities.
+        steps = [step(tokens, np.int32(live)) for _ in range(3)]
 
-    np.testing.assert_array_equal(ids, tokens[:, 0])
-    assert_same_bits((np.asarray(rows),), (np.asarray(expected),))
+    for ids, rows in steps:
+        np.testing.assert_array_equal(ids, tokens[:, 0])
+        assert_same_bits((np.asarray(rows),), (np.asarray(expected),))
 
 
 def test_gives_each_step_its_own_rows(backend: Backend, call, tmp_path):

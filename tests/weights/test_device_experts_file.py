@@ -38,7 +38,7 @@ def backend(request) -> Backend:
 
 def make_runner(pack, backend: Backend, **tiers) -> Runner:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("strata_jax.engine.runner.TILE_ROWS", {"cpu": 64, "cuda": 2048})
+        patch.setattr("strata_jax.engine.runner_options.TILE_ROWS", {"cpu": 64, "cuda": 2048})
         options = RunnerOptions(max_context=300, backend=backend, tiers=TierSettings(**tiers))
         return Runner(pack, pack.config, options, lambda _: None)
 

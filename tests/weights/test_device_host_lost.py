@@ -35,7 +35,7 @@ def pack(tmp_path_factory):
 
 @pytest.fixture(params=BACKENDS)
 def backend(request, monkeypatch) -> Backend:
-    monkeypatch.setattr("strata_jax.engine.runner.TILE_ROWS", {"cpu": 64, "cuda": 2048})
+    monkeypatch.setattr("strata_jax.engine.runner_options.TILE_ROWS", {"cpu": 64, "cuda": 2048})
     return request.param
 
 

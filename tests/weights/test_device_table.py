@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from strata_jax.config import TierSettings
+from strata_jax.config import NgramIo, TierSettings
 from strata_jax.engine.runner import Runner, RunnerOptions
 from strata_jax.errors import StrataError
 from strata_jax.ops.native import Backend
@@ -41,11 +41,11 @@ def pack(path):
 @pytest.fixture(params=BACKENDS)
 def backend(request, monkeypatch) -> Backend:
     if request.param.name == "emulated":
-        monkeypatch.setattr("strata_jax.engine.runner.TILE_ROWS", {"cpu": 64})
+        monkeypatch.setattr("strata_jax.engine.runner_options.TILE_ROWS", {"cpu": 64})
     return request.param
 
 
-def make_runner(pack, backend: Backend, mode: str | None) -> Runner:
+def make_runner(pack, backend: Backend, mode: NgramIo | None) -> Runner:
     options = RunnerOptions(max_context=300, backend=backend, tiers=TierSettings(ple_io=mode))
     return Runner(pack, pack.config, options, lambda _: None)
 
