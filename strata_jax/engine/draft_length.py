@@ -19,6 +19,9 @@ _EXPLORE = 8
 """Of so many windows one has a draft more than seems best: nothing else tells of drafts never made."""
 _PROBE = 2
 """Drafts of a window that finds out whether they pay again."""
+_SETTLING = 3
+"""Windows without drafts whose time does not count, after one with drafts: a device that is kept a step ahead
+of the host is not yet, then, and would seem slower without drafts than it is."""
 
 
 class DraftLength:
@@ -36,6 +39,7 @@ class DraftLength:
         self._pause = _FIRST_PAUSE
         self._since_pause = _PAYING
         self._probing = False
+        self._undrafted = 0  # windows without drafts since the last one with drafts
         self.paused = 0
         """Windows without drafts that are still to come."""
 
@@ -45,7 +49,7 @@ class DraftLength:
         Args:
             room: drafts that the window may have.
         """
-        if self.paused > 0 or room <= 0 or 0 not in self._seconds:
+        if self.paused > 0 or room <= 0 or len(self._seconds.get(0, ())) < _REMEMBERED:
             return 0, 0.0
         if self._probing:
             count = min(_PROBE, room, len(self._offered))
@@ -61,8 +65,10 @@ class DraftLength:
         Returns:
             whether a pause begins.
         """
-        times = self._seconds.setdefault(drafts, collections.deque(maxlen=_REMEMBERED))
-        times.append(seconds)
+        self._undrafted = self._undrafted + 1 if drafts == 0 else 0
+        if drafts > 0 or self._undrafted > _SETTLING:
+            times = self._seconds.setdefault(drafts, collections.deque(maxlen=_REMEMBERED))
+            times.append(seconds)
         if drafts == 0:
             self._probing |= self.paused == 1
             self.paused = max(0, self.paused - 1)
