@@ -119,11 +119,13 @@ class _Planner:
         self.config = pack.config
         self.profile = profile
         self.emulated = machine.platform == "cpu"
+        self.loopback = settings.peer_device == LOOPBACK and not self.emulated
         asked, free = settings.device_memory_mib, machine.primary_free_bytes
         memory = free if free is None or asked is None else min(free, asked * MIB)
         steps = dataclasses.replace(steps, on_gpu=not self.emulated)
-        self.steps = choose_chunk(self.config, steps, None if self.emulated else memory)
-        self.loopback = settings.peer_device == LOOPBACK and not self.emulated
+        # A peer that the primary does not reach takes rows a few at a time, and memory for all of them.
+        far = settings.peer_device is not None and not (self.loopback or machine.peer_is_reached)
+        self.steps = choose_chunk(self.config, steps, None if self.emulated or far else memory)
         self.cache_is_on = settings.cache_is_on(machine.platform)
         self.max_context = plan.max_context
         self.kv_per_token = plan.kv_bytes // plan.max_context
