@@ -40,7 +40,8 @@ _BY_OP = {
     "qsa_append": "attention: append",
     "qsa_select": "attention: selection",
     "qsa_attend": "attention",
-    "router_topk": "router",
+    "route": "router",
+    "ngram_ask": "n-gram",
     "ngram_rows": "n-gram",
     "ngram_gate": "n-gram",
 }
@@ -49,7 +50,6 @@ _BY_ROLE = {
     Role.SSM_OUT: "delta net: output",
     Role.ATTN_Q: "attention: projections",
     Role.ATTN_OUTPUT: "attention: output",
-    Role.FFN_ROUTER: "router",
     Role.PLE_KEY: "n-gram",
     Role.OUTPUT: "head, and between chunks",
 }

@@ -9,7 +9,7 @@ from strata_jax.ops.timed import _BY_OP, _BY_ROLE, PHASES
 def test_every_op_of_a_tile_is_marked_or_marks_itself():
     ops = {field.name for field in dataclasses.fields(OpSet)}
 
-    assert ops - set(_BY_OP) == {"quant_matmul", "expert_ffn", "gdn_window"}
+    assert ops - set(_BY_OP) == {"quant_matmul", "expert_ffn", "gdn_window", "router_topk"}
 
 
 def test_every_phase_has_a_number():
