@@ -162,7 +162,7 @@ def test_copies_of_streamed_experts_are_as_many_at_every_share(experts, share, s
 
 
 def test_steps_are_the_engines():
-    source = (ROOT / "strata_jax/engine/runner.py").read_text()
+    source = (ROOT / "strata_jax/engine/runner_options.py").read_text()
 
     assert f"window_rows: int = {StepSizes().window_rows}\n" in source
 
