@@ -3,8 +3,17 @@
 #include <stdexcept>
 
 #include "cuda/device_store.h"
+#include "cuda/peer_store.h"
 
 namespace strata {
+
+// Experts that are far away for kernels of the primary: in the host's memory, or in that of another
+// device, where a tile would read each as often as it has groups of entries.
+bool DeviceStore::PassesRing(uint64_t word) const {
+  if ((word & kLinked) != 0) return true;
+  const bool on_peer = (word & kTagMask) == static_cast<uint64_t>(ExpertTag::kPeer);
+  return on_peer && peer_ != nullptr && peer_->is_elsewhere() && peer_->is_reached();
+}
 
 std::string DeviceStore::AfterWindow() {
   if (swaps_ == nullptr) return "";
@@ -25,7 +34,7 @@ std::string DeviceStore::OpenRing(int64_t num_slots, int64_t min_rows, int64_t p
     // Experts change places within a layer only, so their number there stays.
     const auto first = table_.begin() + layer * num_experts_;
     const auto listed = std::count_if(first, first + num_experts_,
-                                      [](uint64_t word) { return (word & kLinked) != 0; });
+                                      [this](uint64_t word) { return PassesRing(word); });
     sizes.most_listed = std::max<int64_t>(sizes.most_listed, listed);
   }
   try {
@@ -56,7 +65,7 @@ std::string DeviceStore::SettleRing() {
   if (!error.empty()) return error;
   std::vector<ExpertRing::Entry> list;
   for (int64_t i = 0; i < static_cast<int64_t>(table_.size()); ++i) {
-    if ((table_[i] & kLinked) == 0) continue;
+    if (!PassesRing(table_[i])) continue;
     const int64_t layer = i / num_experts_;
     list.push_back({reinterpret_cast<const uint8_t*>(table_[i] & ~kTagBits), shapes_[layer].bytes,
                     layer, i % num_experts_});

@@ -177,6 +177,7 @@ class DeviceStore {
   static std::string Failed(const char* what, int64_t bytes, cudaError_t error);
   void Release();
   std::string SettleRing();
+  bool PassesRing(uint64_t word) const;
   PanelCopier& Copier();
   void StopHost();
   void StopFiles();

@@ -193,7 +193,7 @@ bool ExpertRing::AwaitSlot() {
 void ExpertRing::Copy(const Entry& entry, bool is_freed) {
   if (!is_freed) {
     uint8_t* slot = slots_ + issued_ % sizes_.num_slots * sizes_.slot_bytes;
-    Fail("a copy", cudaMemcpyAsync(slot, entry.from, entry.bytes, cudaMemcpyHostToDevice, stream_));
+    Fail("a copy", cudaMemcpyAsync(slot, entry.from, entry.bytes, cudaMemcpyDefault, stream_));
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   ++(is_freed ? counts_.left_out : counts_.copied);

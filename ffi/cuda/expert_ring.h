@@ -1,10 +1,12 @@
-// Experts of the host's memory on their way through a ring of slots on the device, for prompts.
+// Experts of the host's or a peer's memory on their way through a ring of slots on the device, for
+// prompts.
 //
 // A pass is one run of a prompt's program with at least `min_rows` live rows. It needs every expert
-// that lies in page-locked memory once, in an order that is known before it begins: by layer, then
-// by expert. So the copy engine runs ahead of the layers, through attention and delta net: a thread
-// of the host, the issuer, puts entry n of the order into slot n % num_slots as soon as that slot
-// is free. Passes follow one another without a gap, n counts through them.
+// that lies in page-locked memory or on another device once, in an order that is known before it
+// begins: by layer, then by expert. So the copy engine runs ahead of the layers, through attention
+// and delta net: a thread of the host, the issuer, puts entry n of the order into slot n %
+// num_slots as soon as that slot is free. Passes follow one another without a gap, n counts through
+// them.
 //
 // A layer's experts are computed in `groups` of neighbours. A gate, a kernel in front of a group's
 // products, waits until the group has arrived, and tells the products where it lies; it gives the

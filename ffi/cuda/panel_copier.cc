@@ -55,6 +55,9 @@ std::string PanelCopier::Add(const TypeInfo& type, int64_t rows, int64_t cols, c
     return "panel_copier: rows of " + std::to_string(cols) + " values are too long";
   }
   const int64_t at_once = std::max<int64_t>(1, kPieceBytes / shape.panel_bytes);
+  // Pieces of one matrix make one copy. Of two matrices never: where one ends and the next begins
+  // may be the border of two allocations, which no copy may cross.
+  bool begins = true;
   for (int64_t first = 0; first < shape.num_panels; first += at_once) {
     const int64_t count = std::min(at_once, shape.num_panels - first);
     const int64_t bytes = count * shape.panel_bytes;
@@ -64,15 +67,13 @@ std::string PanelCopier::Add(const TypeInfo& type, int64_t rows, int64_t cols, c
     }
     uint8_t* place = to + first * shape.panel_bytes;
     Piece piece = {&type, shape, raw, first, count, place};
+    if (copies_.empty()) begins = true;
     if (on_device) {
       piece.made = staging_ + half_ * kHalfBytes + used_;
       used_ += bytes;
-      Copy* last = copies_.empty() ? nullptr : &copies_.back();
-      if (last != nullptr && last->to + last->bytes == place) {
-        last->bytes += bytes;
-      } else {
-        copies_.push_back({piece.made, place, bytes});
-      }
+      if (begins) copies_.push_back({piece.made, place, 0});
+      copies_.back().bytes += bytes;
+      begins = false;
     }
     pieces_.push_back(piece);
   }

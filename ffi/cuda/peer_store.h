@@ -47,6 +47,8 @@ class PeerStore {
   int device() const { return device_; }
   // Whether the primary's kernels can read its experts.
   bool is_reached() const { return device_ == primary_ || !through_host_; }
+  // Whether its experts lie on another device than the primary's.
+  bool is_elsewhere() const { return device_ != primary_; }
   uint8_t* arena() const { return arena_; }
   const PeerSizes& sizes() const { return sizes_; }
   // [max_rows * num_active, width], where the primary finds them: its own memory, or mapped memory

@@ -265,6 +265,8 @@ class _Planner:
             return 0
         assert request.primary is not None
         away = placement.tiers == Tier.HOST
+        if not (is_alone or self.loopback):  # another card's memory is far, too
+            away |= placement.tiers == Tier.PEER
         left = None
         if settings.expert_cache is not None and request.primary.room_bytes is not None:
             left = request.primary.room_bytes - placement.primary_bytes

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kGateThreads) GateKernel(const __grid_constant
     const uint64_t word = a.words[e];
     uint64_t address = word & ~kTagBits;
     const bool is_linked = (word & kLinked) != 0;
-    const bool in_ring = is_linked && arrived != 0 && ring.places[e] != kNotListed;
+    const bool in_ring = arrived != 0 && ring.places[e] != kNotListed;
     if (in_ring) {
       const uint64_t n = ring.state->base + ring.places[e];
       address = reinterpret_cast<uint64_t>(ring.slots) + n % ring.num_slots * ring.slot_bytes;
