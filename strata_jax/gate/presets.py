@@ -107,7 +107,9 @@ def _residency(facts: ModelFacts) -> tuple[Comparison, ...]:
     total = facts.total_experts
     quarter, half = {"expert_cache": str(total // 4)}, {"expert_cache": str(total // 2)}
     partly = (PRIMARY, MISSES, SWAPS)
-    from_file = {**quarter, "resident_budget_gib": "0"}
+    # Some stay in RAM: a GPU swaps with those only.
+    budget = {"resident_budget_gib": f"{facts.file_bytes / 16 / 2**30:.7f}"}
+    from_file = {**quarter, **budget}
     sides = (
         Side(name="0 %", flags={"expert_cache": "0"}, claims=(MISSES,)),
         Side(name="25 %", flags=quarter | _HECTIC, claims=partly),

@@ -80,7 +80,7 @@ def counters(flags: dict[str, str]) -> dict:
     full = cache >= 128
     share = float(flags.get("pcie_frac", 0))
     missed = 0 if full else 100
-    from_file = missed if flags.get("resident_budget_gib") == "0" else 0
+    from_file = missed // 2 if "resident_budget_gib" in flags else 0
     return {
         "entries_primary": 60 if cache else 0,
         "entries_peer": 20 if peer else 0,
