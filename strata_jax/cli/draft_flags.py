@@ -32,7 +32,7 @@ def define_drafts(values: flags.FlagValues) -> None:
         "spec_min_p",
         float,
         "a draft less probable than this ends a window's drafts",
-        default=0.0,
+        default=0.5,
         lower=0,
         upper=1,
     )

@@ -47,7 +47,7 @@ class EngineOptions:
     """Where compiled programs are kept between runs; None = where jax's own settings say."""
     spec: int | None = None
     """Most live rows of a window; None = all of its rows for known text, 4 for drafts."""
-    spec_min_p: float = 0.0
+    spec_min_p: float = 0.5
     """A draft less probable than this is not tried, nor those after it."""
     suffix_draft: int = 0
     """Ids that must agree for a draft to be looked up in the text so far; 0 = no such drafts."""

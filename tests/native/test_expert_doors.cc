@@ -119,8 +119,8 @@ void TestALostThreadEndsTheWaitAndTheNextCallIsRight() {
   using Clock = std::chrono::steady_clock;
   auto begin = Clock::now();
   model.Run(args);
-  // A sanitizer makes it long; the thread is away from the letter on, so for longer than the kernels
-  // take to get to their wait.
+  // A sanitizer makes it long; the thread is away from the letter on, so for longer than the
+  // kernels take to get to their wait.
   const auto usual = std::chrono::ceil<std::chrono::milliseconds>(Clock::now() - begin);
 
   store->host()->Stall(std::chrono::milliseconds(400) + usual);
