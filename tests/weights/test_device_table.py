@@ -18,7 +18,7 @@ from tests.gguf_maker import TINY, make_model
 IDS = (np.arange(150, dtype=np.int32) * 37 + 11) % 500
 SILENCE_MS = 4000
 """Of a reader that is stopped: long beside a step of the emulated device on a machine with other work."""
-MODES = ["ram", "direct", "mmap"]
+MODES: list[NgramIo] = ["ram", "direct", "mmap"]
 BACKENDS = [
     pytest.param(Backend("emulated"), id="emulated"),
     pytest.param(Backend("cuda"), id="cuda", marks=pytest.mark.gpu),
