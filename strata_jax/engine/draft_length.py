@@ -24,6 +24,10 @@ _SETTLING = 3
 of the host is not yet, then, and would seem slower without drafts than it is."""
 
 
+_JUDGED, _JUDGED_AGAIN = 6, 2
+"""Windows whose drafter was asked, before their time alone decides; soon after a pause."""
+
+
 class DraftLength:
     """Chooses the number of drafts that gives most ids a second; none while they do not pay.
 
@@ -40,6 +44,8 @@ class DraftLength:
         self._since_pause = _PAYING
         self._probing = False
         self._undrafted = 0  # windows without drafts since the last one with drafts
+        self._asked = 0  # windows whose drafter was asked
+        self._asked_ids = self._asked_s = 0.0  # what they gave and took, the latest counting most
         self.paused = 0
         """Windows without drafts that are still to come."""
 
@@ -59,12 +65,24 @@ class DraftLength:
             count = min(count + 1, room, len(self._offered))
         return count, speed
 
-    def seen(self, drafts: int, came_true: int, seconds: float) -> bool:
+    def seen(self, drafts: int, came_true: int, seconds: float, *, asked: bool = False) -> bool:
         """Takes note of a window: its drafts, those that came true, and its time.
+
+        Args:
+            drafts: 0 also where the drafter was asked in vain.
+            came_true: of them.
+            seconds: with the drafter's time.
+            asked: whether the drafter was asked; sure if there are drafts.
 
         Returns:
             whether a pause begins.
         """
+        if asked or drafts > 0:
+            self._asked += 1
+            self._asked_ids = _FORGET * self._asked_ids + came_true + 1
+            self._asked_s = _FORGET * self._asked_s + seconds
+        if drafts == 0 and asked:
+            return self._asked_in_vain()
         self._undrafted = self._undrafted + 1 if drafts == 0 else 0
         if drafts > 0 or self._undrafted > _SETTLING:
             times = self._seconds.setdefault(drafts, collections.deque(maxlen=_REMEMBERED))
@@ -78,12 +96,29 @@ class DraftLength:
             self._came_true[place] = _FORGET * self._came_true[place] + (place < came_true)
         self._probing = False
         self._since_pause += 1
-        if self._best(len(self._offered))[1] > 1:
+        if self._best(len(self._offered))[1] > 1 and not self._loses():
             return False
         self._begin_pause()
         return True
 
+    def _asked_in_vain(self) -> bool:
+        """A window without drafts, but with the time of a drafter that found none likely enough."""
+        self._undrafted, self._probing = 0, False
+        self._since_pause += 1
+        if not self._loses():
+            return False
+        self._begin_pause()
+        return True
+
+    def _loses(self) -> bool:
+        """Whether windows whose drafter was asked gave fewer ids a second than others, drafts or not."""
+        enough = _JUDGED if self._since_pause > _PAYING else _JUDGED_AGAIN
+        if self._asked < enough or 0 not in self._seconds:
+            return False
+        return self._asked_ids * self._cost(0) <= self._asked_s
+
     def _begin_pause(self) -> None:
+        self._asked, self._asked_ids, self._asked_s = 0, 0.0, 0.0
         again = self._since_pause < _PAYING
         self._pause = min(2 * self._pause, _LONGEST_PAUSE) if again else _FIRST_PAUSE
         self.paused, self._since_pause = self._pause, 0

@@ -68,6 +68,7 @@ class Drafting:
         self._most = most
         self._min_p = min_p
         self._chosen: Source | None = None
+        self._asked: list[Source] = []
         self.counts = DraftCounts()
         """Of the request."""
 
@@ -89,10 +90,11 @@ class Drafting:
         for source in self._sources:
             count, speed = source.length.choose(room) if source.length else (room, np.inf)
             choices.append((speed, count, source))
-        self._chosen = None
+        self._chosen, self._asked = None, []
         for _, count, source in sorted(choices, key=lambda choice: -choice[0]):
             if count <= 0:
                 continue
+            self._asked.append(source)
             drafted = source.drafter.draft(count)
             unsure = np.flatnonzero(drafted.probabilities < self._min_p)
             ids = drafted.ids[: unsure[0] if len(unsure) else count]
@@ -113,4 +115,6 @@ class Drafting:
             counts.steps[place][1] += place < came_true
         for source in self._sources:
             if source.length is not None and (drafts == 0 or source is self._chosen):
-                counts.given_up += source.length.seen(drafts, came_true, seconds)
+                asked = source in self._asked
+                counts.given_up += source.length.seen(drafts, came_true, seconds, asked=asked)
+        self._asked = []

@@ -178,7 +178,7 @@ class Generation:
             position, began = runner.position, time.perf_counter()
             drafts = drafting.next(self._room() - 1)
             if on_device and len(drafts) == 0:
-                for undrafted in self._undrafted_ids(token, sampler, draws):
+                for undrafted in self._undrafted_ids(token, sampler, draws, began):
                     token = undrafted
                     yield token
                 continue
@@ -216,16 +216,16 @@ class Generation:
         return found
 
     def _undrafted_ids(
-        self, token: int, sampler: Sampler, draws: DeviceSampling | None
+        self, token: int, sampler: Sampler, draws: DeviceSampling | None, began: float
     ) -> Iterator[int]:
         """Ids found on a device, which is a step ahead of the host, until there are drafts.
 
         Waiting for each id before the next step is queued would cost as much as many a step. So drafts
-        that turn up have to wait for the step that is in the queue by then.
+        that turn up have to wait for the step that is in the queue by then. Time counts from `began`.
         """
         runner, drafting = self._runner, self._drafting
         assert drafting is not None
-        position, began = runner.position, time.perf_counter()
+        position = runner.position
         queued, is_last = runner.queue_one(token, draws), False
         while queued is not None:
             wanted = self._request.max_tokens - self._count

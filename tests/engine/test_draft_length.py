@@ -109,3 +109,23 @@ def test_there_are_no_more_drafts_than_there_is_room_for():
 
     assert length.choose(1)[0] == 1
     assert length.choose(0) == (0, 0.0)
+
+
+def test_a_drafter_that_is_asked_in_vain_pauses_when_that_takes_longer():
+    """A draft that is not likely enough is not tried, but it took its time: on one H200 half of all."""
+    length, asked = learned(3), 0
+    for _ in range(300):
+        count, _ = length.choose(3)
+        asked += count > 0
+        length.seen(0, 0, 1.5 if count else 1.0, asked=count > 0)
+    assert 0 < asked < 30
+
+
+def test_a_drafter_that_is_asked_in_vain_now_and_then_goes_on_where_it_pays():
+    length, paused = learned(3), 0
+    for window in range(300):
+        count, _ = length.choose(3)
+        drafts = count if window % 3 else 0
+        length.seen(drafts, drafts, 1.2 if count else 1.0, asked=count > 0)
+        paused += length.paused > 0
+    assert paused == 0
