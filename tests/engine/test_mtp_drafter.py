@@ -287,4 +287,6 @@ def test_a_device_drafts_what_the_cpu_drafts(backend, embedded_pack):
     for ours, theirs in zip(found[:3], found[3:], strict=True):
         for a, b in zip(ours, theirs, strict=True):
             assert a.ids.tolist() == b.ids.tolist()
-            np.testing.assert_allclose(a.probabilities, b.probabilities, atol=5e-3)
+            # An activation on the border of two int8 codes changes logits by a per cent or two
+            # (test_device_experts.py); seen on an H200: 1.4 %.
+            np.testing.assert_allclose(a.probabilities, b.probabilities, rtol=0.02)
