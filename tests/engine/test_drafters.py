@@ -29,7 +29,10 @@ def plain(embedded_pack):
 
 @pytest.fixture(scope="module")
 def drafting(embedded_pack):
-    engine = Engine.open(embedded_pack, EngineOptions(max_context=512, mtp=DraftSettings()))
+    """Drafts whether it pays or not: what pays is a matter of the clock."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("strata_jax.engine.drafters.DraftLength", lambda most: None)
+        engine = Engine.open(embedded_pack, EngineOptions(max_context=512, mtp=DraftSettings()))
     yield engine
     engine.close()
 

@@ -24,6 +24,9 @@ BACKENDS = [
     pytest.param(Backend("cuda"), id="cuda", marks=pytest.mark.gpu),
 ]
 
+WINDOWS = 16
+"""In which experts move: an emulated device takes half a second for each."""
+
 
 @pytest.fixture(scope="module")
 def pack():
@@ -113,12 +116,12 @@ def test_gives_the_same_bits_wherever_experts_lie(
 
 @pytest.mark.parametrize("share", [None, 0.0, 1.0])
 def test_moves_experts_between_windows_and_keeps_the_bits(pack, backend: Backend, resident, share):
-    expected = read(resident, 40)
+    expected = read(resident, WINDOWS)
     flags = {"expert_cache": 3 * pack.config.num_layers, "adapt_every": 1, "adapt_swaps": 8}
     runner = make_runner(pack, backend, pcie_frac=share, **flags)
     before = runner.tiers.experts.tiers()
-    got = read(runner, 40)
-    again = read(runner, 40)
+    got = read(runner, WINDOWS)
+    again = read(runner, WINDOWS)
     experts = runner.tiers.experts
     counters, after, faults = experts.counters(), experts.tiers(), experts.audit()
     runner.close()
@@ -142,7 +145,7 @@ def test_moves_experts_on_the_peer_too(
     # Without one the peer holds whole layers, where nothing is left to swap in.
     ranking = [(layer, expert) for expert in range(experts) for layer in range(layers)]
     Profile(model=routed_model(pack), ranked=tuple(ranking)).save(tmp_path / "ranking")
-    expected = read(resident, 40)
+    expected = read(resident, WINDOWS)
     runner = make_runner(
         pack,
         backend,
@@ -155,8 +158,8 @@ def test_moves_experts_on_the_peer_too(
         adapt_swaps=8,
     )
     before = runner.tiers.experts.tiers()
-    got = read(runner, 40)
-    again = read(runner, 40)
+    got = read(runner, WINDOWS)
+    again = read(runner, WINDOWS)
     counters, after = runner.tiers.experts.counters(), runner.tiers.experts.tiers()
     faults = runner.tiers.experts.audit()
     runner.close()
