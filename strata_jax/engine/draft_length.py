@@ -22,8 +22,6 @@ _PROBE = 2
 _SETTLING = 3
 """Windows without drafts whose time does not count, after one with drafts: a device that is kept a step ahead
 of the host is not yet, then, and would seem slower without drafts than it is."""
-
-
 _JUDGED, _JUDGED_AGAIN = 6, 2
 """Windows whose drafter was asked, before their time alone decides; soon after a pause."""
 
