@@ -24,8 +24,8 @@ BACKENDS = [
     pytest.param(Backend("cuda"), id="cuda", marks=pytest.mark.gpu),
 ]
 
-WINDOWS = 16
-"""In which experts move: an emulated device takes half a second for each."""
+WINDOWS = 8
+"""In which experts move, in each of two passes: an emulated device takes half a second for each."""
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +94,9 @@ def test_gives_nearly_the_logits_of_the_cpu(pack, logits):
     assert (logits.argmax(axis=1) == expected.argmax(axis=1)).mean() >= 0.9
 
 
-@pytest.mark.parametrize("experts", [0, 40])
-@pytest.mark.parametrize("share", [None, 0.0, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("experts", "share"), [(0, None), (40, None), (40, 0.0), (40, 0.5), (0, 0.5), (0, 1.0)]
+)
 def test_gives_the_same_bits_wherever_experts_lie(
     pack, backend: Backend, logits, experts: int, share: float | None
 ):
@@ -114,7 +115,7 @@ def test_gives_the_same_bits_wherever_experts_lie(
     assert routed == len(got) * active * layers
 
 
-@pytest.mark.parametrize("share", [None, 0.0, 1.0])
+@pytest.mark.parametrize("share", [0.0, 1.0])
 def test_moves_experts_between_windows_and_keeps_the_bits(pack, backend: Backend, resident, share):
     expected = read(resident, WINDOWS)
     flags = {"expert_cache": 3 * pack.config.num_layers, "adapt_every": 1, "adapt_swaps": 8}
@@ -178,14 +179,14 @@ def test_ends_a_step_that_the_host_leaves_alone_and_serves_the_next(pack, backen
     runner = make_runner(pack, backend, expert_cache=0, pcie_frac=0.0)
     read(runner, 0)  # compiled and warm
     assert isinstance(runner.tiers.experts, DeviceExperts)
-    runner.tiers.experts.stall(milliseconds=1500, timeout_ms=200)
+    runner.tiers.experts.stall(milliseconds=2500, timeout_ms=200)
     begin = time.monotonic()
     with pytest.raises(StrataError, match="no sign of life for 200 ms; ask again"):
         read(runner, 4)
-    assert time.monotonic() - begin < 1.4
+    assert time.monotonic() - begin < 2.4
     with pytest.raises(AssertionError, match="reset"):
         runner.read_window(IDS[:1])
-    time.sleep(1.5)
+    time.sleep(2.5)
     got = read(runner, 4)
     runner.close()
 
