@@ -45,6 +45,7 @@ ExpertRing::ExpertRing(const RingSizes& sizes)
   take("a table", place_bytes, cudaMalloc(&places_, place_bytes));
   take("a table", bound_bytes, cudaMalloc(&bounds_, bound_bytes));
   take("a state", sizeof(RingState), cudaMalloc(&state_, sizeof(RingState)));
+  take("a state", sizeof(RingState), cudaMemset(state_, 0, sizeof(RingState)));
   take("page-locked memory", kNumbers * 8,
        cudaHostAlloc(reinterpret_cast<void**>(&numbers_), kNumbers * 8, cudaHostAllocDefault));
   take("page-locked memory", 8,
@@ -102,6 +103,7 @@ std::string ExpertRing::SetList(std::vector<Entry> list) {
   abandon_ = true;
   changed_.wait(lock, [this] { return !busy_; });
   cudaError_t error = cudaStreamSynchronize(stream_);
+  counts_.given_up += Late();  // which is forgotten below
   const int64_t per_group = (sizes_.num_experts + groups_ - 1) / groups_;
   std::vector<uint32_t> places(sizes_.num_layers * sizes_.num_experts, kNotListed);
   std::vector<uint32_t> bounds(sizes_.num_layers * groups_ + 1);
@@ -145,7 +147,16 @@ std::string ExpertRing::BeginPass() {
 
 ExpertRing::Counts ExpertRing::counts() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return counts_;
+  Counts now = counts_;
+  now.given_up += Late();
+  return now;
+}
+
+int64_t ExpertRing::Late() const {
+  RingState state = {};
+  // A device that does not answer says so to whoever waits for results.
+  static_cast<void>(cudaMemcpy(&state, state_, sizeof(state), cudaMemcpyDeviceToHost));
+  return static_cast<int64_t>(state.late);
 }
 
 void ExpertRing::Loop() {

@@ -100,6 +100,7 @@ class ExpertRing {
     int64_t copied = 0;
     int64_t bytes = 0;
     int64_t left_out = 0;
+    int64_t given_up = 0;   // what gates did not wait for to the end; it was read over the link
     int64_t waited_us = 0;  // for free slots
   };
 
@@ -119,6 +120,7 @@ class ExpertRing {
   // A program with enough rows is about to be put into the queue. Returns what went wrong since.
   std::string BeginPass();
 
+  // Asks the device.
   Counts counts();
 
  private:
@@ -129,6 +131,7 @@ class ExpertRing {
   void Copy(const Entry& entry, bool is_freed);
   void Announce();
   void Fail(const char* what, cudaError_t error);
+  int64_t Late() const;
   uint64_t Freed() const { return __atomic_load_n(freed_, __ATOMIC_ACQUIRE); }
 
   RingSizes sizes_;

@@ -262,11 +262,8 @@ class DeviceStoreHandle {
   std::map<std::string, int64_t> RingCounts() {
     ExpertRing* ring = Held().ring();
     const ExpertRing::Counts c = ring == nullptr ? ExpertRing::Counts{} : ring->counts();
-    return {{"passes", c.passes},
-            {"copied", c.copied},
-            {"bytes", c.bytes},
-            {"left_out", c.left_out},
-            {"waited_us", c.waited_us}};
+    return {{"passes", c.passes},     {"copied", c.copied},     {"bytes", c.bytes},
+            {"given_up", c.given_up}, {"left_out", c.left_out}, {"waited_us", c.waited_us}};
   }
   std::array<int64_t, 3> Swapped() {
     const DeviceSwaps* swaps = Held().swaps();

@@ -17,6 +17,7 @@ from strata_jax.text.chat import ChatTemplate
 from strata_jax.text.tokenizer import Tokenizer
 from strata_jax.weights.budget import shown
 from strata_jax.weights.pack import Pack
+from strata_jax.weights.prefill_ring import PATIENCE_MS
 
 THINKING = {"auto": None, "on": True, "off": False}
 """Values of --thinking to the chat template's argument."""
@@ -180,6 +181,18 @@ def describe_tiers(counters: Mapping[str, Any]) -> str | None:
     for name, what in (("bytes_streamed", "streamed"), ("bytes_read", "read from the file")):
         moved += [f"{shown(counters[name])} {what}"] if counters[name] else []
     return f"experts: {line}; {', '.join(moved)}"
+
+
+def describe_late_copies(counters: Mapping[str, Any]) -> str | None:
+    """That a GPU did not get experts as planned, in one line; None where all came in time."""
+    late = counters.get("experts_not_awaited")
+    if not late:
+        return None
+    return (
+        f"prompt: {late} experts did not arrive in their ring, for no copy ended for "
+        f"{PATIENCE_MS / 1000:g} s (the host's threads were kept from their work, or the driver was "
+        "busy): they were read over the link, which is slower; the answer is the same"
+    )
 
 
 def _tokenizer_if_possible(pack: Pack, stop: list[str], output: Output) -> Tokenizer | None:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from absl import flags
 
 from strata_jax.cli import sampling
-from strata_jax.cli.answers import THINKING, Reader, begin, stop_ids
+from strata_jax.cli.answers import THINKING, Reader, begin, describe_late_copies, stop_ids
 from strata_jax.cli.context import Context, Engine, Generation
 from strata_jax.engine.request import Request, SamplingSettings
 from strata_jax.errors import StrataError, UsageError
@@ -238,6 +238,9 @@ class Terminal:
             )
         if not stopped and not has_text:
             self._output.note("the model only thought; there is no answer")
+        late = describe_late_copies(generation.tier_counters)
+        if late is not None:
+            self._output.note(late)
 
     def _ask(self) -> str | None:
         """A line typed at the terminal; None at the end of the input."""

@@ -103,6 +103,9 @@ def run(values: flags.FlagValues, context: Context) -> int:
         tiers = answers.describe_tiers(generation.tier_counters)
         if tiers is not None:
             output.note(tiers)
+        late = answers.describe_late_copies(generation.tier_counters)
+        if late is not None:
+            output.note(late)
         drafts = answers.describe_drafts(generation.drafts)
         if drafts is not None:
             output.note(drafts)

@@ -240,6 +240,7 @@ class DeviceExperts:
             "bytes_streamed": ring["bytes"]
             + int((windows + read_by_tiles) * self._placement.expert_bytes.mean()),
             "experts_streamed": ring["copied"],
+            "experts_not_awaited": ring["given_up"],
             "bytes_read": 0,
             "swaps_primary": swaps,
             "swaps_peer": peer_swaps,

@@ -1,6 +1,6 @@
 from typing import Any
 
-from strata_jax.cli.answers import describe_tiers
+from strata_jax.cli.answers import describe_late_copies, describe_tiers
 
 MIB = 1 << 20
 COUNTERS = {
@@ -34,3 +34,14 @@ def test_says_nothing_of_tiers_that_were_not_there():
 
     assert _line(shares=host) is None
     assert _line(shares=None) is None
+
+
+def test_tells_of_experts_whose_copies_did_not_come():
+    line = describe_late_copies({"experts_not_awaited": 12})
+
+    assert line is not None
+    assert line.startswith(
+        "prompt: 12 experts did not arrive in their ring, for no copy ended for 2 s"
+    )
+    assert describe_late_copies({"experts_not_awaited": 0}) is None
+    assert describe_late_copies(COUNTERS) is None

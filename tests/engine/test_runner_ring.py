@@ -167,15 +167,21 @@ def test_a_prompt_that_was_left_in_the_middle_harms_nobody(pack, backend, prompt
     assert same_bits(got, expected)
 
 
-def test_a_lost_copy_costs_time_only(pack, backend, prompt, expected):
-    """A pass is announced for rows that never come: what follows waits for it in vain, at first."""
-    runner = make_runner(pack, backend, expert_cache=5, prefill_ring=2)
-    runner.reset()
-    runner.tiers.experts.before_tile(TILE)  # a step that fails before its first layer
-    got = read(runner, prompt)
+def test_lost_copies_cost_time_only_and_are_counted(pack, backend, prompt, expected, monkeypatch):
+    """Contract N: the command tells of it."""
+    monkeypatch.setattr("strata_jax.weights.device_experts.PATIENCE_MS", 50)
+    runner = make_runner(pack, backend, expert_cache=5)
+    read(runner, prompt[:TILE], windows=0)  # what is to be copied is known from now on
+    for call in ("before_prompt", "before_tile"):  # and nobody copies
+        monkeypatch.setattr(runner.tiers.experts, call, lambda *_: None)
+    got = read(runner, prompt, windows=0)
+    counters = runner.tiers.experts.counters()
     runner.close()
 
-    assert same_bits(got, expected)
+    assert same_bits(got, expected[:1])
+    away = pack.config.num_layers * pack.config.num_experts - 5
+    assert counters["experts_not_awaited"] == 2 * away
+    assert counters["experts_streamed"] == away
 
 
 def test_gives_its_memory_back(tmp_path):

@@ -145,10 +145,13 @@ void AGateThatWaitsInVainReadsOverTheLink() {
   ExpertRing ring(SizesOf(4));
   CHECK_EQ(ring.SetList(model.List()), "");
   CHECK_EQ(Run(model, ring), 0);
+  CHECK_EQ(ring.counts().given_up, model.listed);
   CHECK_EQ(ring.BeginPass(), "");
   CHECK_EQ(ring.BeginPass(), "");
   CHECK_EQ(Run(model, ring), model.listed);
   CHECK_EQ(ring.counts().left_out, model.listed);
+  CHECK_EQ(ring.SetList(model.List()), "");
+  CHECK_EQ(ring.counts().given_up, model.listed);
 }
 
 void APassThatNeverRanIsForgotten() {
