@@ -143,9 +143,10 @@ class DeviceStore {
                        int64_t most_rows);
   PeerStore* peer() const { return peer_.get(); }
 
-  // Slots that experts of the host's memory pass through in prompts (expert_ring.h); all experts
-  // put, before anything is compiled.
-  std::string OpenRing(int64_t num_slots, int64_t min_rows, int64_t patience_ms);
+  // Slots that experts of the host's memory, and of the file, pass through in prompts
+  // (expert_ring.h); all experts put, before anything is compiled. `num_threads` make panels of
+  // what is in the file.
+  std::string OpenRing(int64_t num_slots, int64_t min_rows, int64_t patience_ms, int num_threads);
   ExpertRing* ring() const { return ring_.get(); }
   // Times what is compiled from now on to be timed.
   void OpenTimeline(int64_t capacity) { timeline_ = std::make_unique<Timeline>(capacity); }
@@ -178,6 +179,7 @@ class DeviceStore {
   void Release();
   std::string SettleRing();
   bool PassesRing(uint64_t word) const;
+  void MakePanels(int64_t layer, int64_t expert, int64_t part, uint8_t* slot) const;
   PanelCopier& Copier();
   void StopHost();
   void StopFiles();

@@ -4,11 +4,12 @@
 namespace strata {
 namespace {
 
-__global__ void BeginTurnKernel(const StageAt at) {
+__global__ void BeginTurnKernel(const TurnArgs p) {
+  const StageAt& at = p.at;
   const uint64_t turn = at.state->epoch + 1;
   at.state->epoch = turn;
   at.state->awaited = turn;
-  if (at.state->failed != 0) return;
+  if (at.state->failed != 0 || *p.live > p.most_rows) return;
   StoreReleaseSystem(&at.box->wanted, turn);
   AwaitAnswer(at.box, at.state);
 }
@@ -28,8 +29,8 @@ Shape OneThread(cudaStream_t stream) {
 
 }  // namespace
 
-std::string BeginTurn(const StageAt& at, cudaStream_t stream) {
-  return Launch(BeginTurnKernel, OneThread(stream), at);
+std::string BeginTurn(const TurnArgs& turn, cudaStream_t stream) {
+  return Launch(BeginTurnKernel, OneThread(stream), turn);
 }
 
 std::string EndTurn(const StageAt& at, cudaStream_t stream) {

@@ -15,6 +15,8 @@
 // turn after `done` when it is at most one ahead of `wanted`, in a half whose last turn is over by
 // `doorbell`; then `done` with release. So no panel is written while a kernel may read it, and none
 // is read before it is whole. A half that holds the layer already is not made again.
+// A tile of so many rows that they come through a ring (expert_ring.h) goes through its turns, too,
+// but asks for nothing: it never writes `wanted`, unless the ring fails.
 // Time-out and recovery as for letters. A step that was given up goes through its turns without
 // waiting; turns that are over are left out by the host.
 #pragma once
@@ -45,8 +47,15 @@ struct StageAt {
   BellState* state = nullptr;
 };
 
+// A turn that begins: with more live rows than `most_rows` nothing is asked for.
+struct TurnArgs {
+  StageAt at;
+  const int32_t* live;
+  int32_t most_rows;
+};
+
 // Enqueue the two ends of a turn.
-std::string BeginTurn(const StageAt& at, cudaStream_t stream);
+std::string BeginTurn(const TurnArgs& turn, cudaStream_t stream);
 std::string EndTurn(const StageAt& at, cudaStream_t stream);
 
 class FileStage {

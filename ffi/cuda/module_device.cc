@@ -244,8 +244,8 @@ class DeviceStoreHandle {
     const py::gil_scoped_release release;
     Check(store.AfterWindow());
   }
-  void OpenRing(int64_t num_slots, int64_t min_rows, int64_t patience_ms) {
-    Check(Held().OpenRing(num_slots, min_rows, patience_ms));
+  void OpenRing(int64_t num_slots, int64_t min_rows, int64_t patience_ms, int num_threads) {
+    Check(Held().OpenRing(num_slots, min_rows, patience_ms, num_threads));
   }
   void OpenTimeline(int64_t capacity) { Held().OpenTimeline(capacity); }
   std::vector<std::pair<uint64_t, uint64_t>> TakeTimeline() {
@@ -262,8 +262,9 @@ class DeviceStoreHandle {
   std::map<std::string, int64_t> RingCounts() {
     ExpertRing* ring = Held().ring();
     const ExpertRing::Counts c = ring == nullptr ? ExpertRing::Counts{} : ring->counts();
-    return {{"passes", c.passes},     {"copied", c.copied},     {"bytes", c.bytes},
-            {"given_up", c.given_up}, {"left_out", c.left_out}, {"waited_us", c.waited_us}};
+    return {{"passes", c.passes},      {"copied", c.copied},     {"bytes", c.bytes},
+            {"given_up", c.given_up},  {"left_out", c.left_out}, {"unrouted", c.unrouted},
+            {"waited_us", c.waited_us}};
   }
   std::array<int64_t, 3> Swapped() {
     const DeviceSwaps* swaps = Held().swaps();
@@ -403,7 +404,7 @@ void BindDevice(py::module_& module) {
            py::arg("offset"), py::arg("on_host"))
       .def("after_window", &DeviceStoreHandle::AfterWindow)
       .def("open_ring", &DeviceStoreHandle::OpenRing, py::arg("num_slots"), py::arg("min_rows"),
-           py::arg("patience_ms"))
+           py::arg("patience_ms"), py::arg("num_threads"))
       .def("open_timeline", &DeviceStoreHandle::OpenTimeline, py::arg("capacity"))
       .def("take_timeline", &DeviceStoreHandle::TakeTimeline,
            "(nanoseconds, phase) of every mark since the last time.")

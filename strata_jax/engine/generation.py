@@ -255,6 +255,7 @@ class Generation:
             wall_s=wall_s,
             slot_wait_s=done["waits_us"] / 1e6,
             experts_streamed=done.get("experts_streamed", 0),
+            experts_unrouted=done.get("experts_unrouted", 0),
             bytes_streamed=done["bytes_streamed"],
             marks=marks,
         )

@@ -19,6 +19,8 @@ class PrefillTiming:
     slot_wait_s: float
     """Of the thread that issues copies, for free slots of the ring."""
     experts_streamed: int
+    experts_unrouted: int
+    """That no row had chosen, and that were not copied."""
     bytes_streamed: int
     marks: tuple[tuple[int, int], ...]
     """(nanoseconds, number in `PHASES`) in order; a phase lasts until the next mark."""
@@ -48,6 +50,7 @@ class PrefillTiming:
             "device_ms": 1e3 * self.device_s,
             "slot_wait_ms": 1e3 * self.slot_wait_s,
             "experts_streamed": self.experts_streamed,
+            "experts_unrouted": self.experts_unrouted,
             "bytes_streamed": self.bytes_streamed,
             "phases_ms": self.phases_ms,
             "spans": spans,
@@ -71,7 +74,8 @@ class PrefillTiming:
             lines.append(f"prompt by phase: {', '.join(phases)}")
         if self.experts_streamed:
             lines.append(
-                f"prompt: {self.experts_streamed} experts streamed, {rate:.1f} GB/s on average; their "
-                f"thread waited {1e3 * self.slot_wait_s:.1f} ms for free slots"
+                f"prompt: {self.experts_streamed} experts streamed, {rate:.1f} GB/s on average, and "
+                f"{self.experts_unrouted} left out that no row had chosen; their thread waited "
+                f"{1e3 * self.slot_wait_s:.1f} ms for free slots"
             )
         return lines

@@ -180,8 +180,9 @@ def _on_device(settings: TierSettings, plan: TierPlan) -> TierPlan:
     if in_file := plan.placement.count(Tier.FILE):
         notes.append(
             f"experts: {in_file} ({shown(plan.placement.total_bytes(Tier.FILE))}) stay in the file: in "
-            "windows the host's threads compute them, and every tile of a prompt reads them all; more RAM "
-            "or more device memory makes that faster"
+            "windows the host's threads compute them, and every "
+            f"{'chunk' if plan.ring_slots else 'tile'} of a prompt reads them all; more RAM or more "
+            "device memory makes that faster"
         )
     if away and settings.pcie_frac != 1.0:
         notes.append(

@@ -137,7 +137,7 @@ class DeviceExperts:
                 start_swaps(native, host.adapt, slots, begins, host_bytes)
             native.publish_experts()  # with tags, and addresses of what stays in the file
             if plan.ring_slots:
-                native.open_ring(plan.ring_slots, min_rows(steps), PATIENCE_MS)
+                native.open_ring(plan.ring_slots, min_rows(steps), PATIENCE_MS, host.threads)
             for layer in range(layers if peer is not None else 0):
                 native.warm_peer(layer, _SHARED_ROLES)
         except RuntimeError as error:
@@ -240,6 +240,7 @@ class DeviceExperts:
             "bytes_streamed": ring["bytes"]
             + int((windows + read_by_tiles) * self._placement.expert_bytes.mean()),
             "experts_streamed": ring["copied"],
+            "experts_unrouted": ring["unrouted"],
             "experts_not_awaited": ring["given_up"],
             "bytes_read": 0,
             "swaps_primary": swaps,

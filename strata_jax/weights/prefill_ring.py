@@ -16,6 +16,8 @@ _MEMORY_SHARE = 16
 """Auto takes at most this part of a GPU's memory."""
 _MOST_GROUPS = 16
 """Of a layer's experts: with more, launches of few products would take longer than the copies."""
+_STAGER_BUFFERS = 32
+"""`ExpertStager::kBuffers` of ffi/cuda/expert_stager.h."""
 _UNQUANTISED = {GgmlType.F32, GgmlType.F16, GgmlType.BF16}
 _STREAMED = EXPERT_ROLES | {Role.FFN_GATE_SHARED, Role.FFN_UP_SHARED, Role.FFN_DOWN_SHARED}
 
@@ -59,6 +61,16 @@ def ring_slots(asked: int | None, away: np.ndarray, slot_bytes: int, room_bytes:
             "experts of a layer off the GPU"
         )
     return min(asked, max(2 * most, least))
+
+
+def stager_bytes(ring_slots: int, slot_bytes: int) -> int:
+    """Page-locked bytes for experts of the file on their way to the ring, if there is one.
+
+    Args:
+        ring_slots: of the ring.
+        slot_bytes: of the largest expert.
+    """
+    return _STAGER_BUFFERS * slot_bytes if ring_slots else 0
 
 
 def auto_room(memory_bytes: int | None, left_bytes: int | None) -> int:

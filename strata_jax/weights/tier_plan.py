@@ -36,7 +36,7 @@ from strata_jax.weights.placement import (
     slot_bytes,
 )
 from strata_jax.weights.plan import Plan, expert_bytes_by_layer
-from strata_jax.weights.prefill_ring import auto_room, can_stream, ring_slots
+from strata_jax.weights.prefill_ring import auto_room, can_stream, ring_slots, stager_bytes
 from strata_jax.weights.profile import Profile
 from strata_jax.weights.tier_advice import Advisor
 from strata_jax.weights.tier_needs import DRAFT_XLA, Need, TierPlan
@@ -209,7 +209,7 @@ class _Planner:
             self.fixed["prefill ring"] = ring * self.largest_slot
             request, placement = self._placed()
         host = self._host_parts(placement)
-        request, placement = self._split_ram(request, placement, host)
+        request, placement = self._split_ram(request, placement, host, ring)
         needs = [
             *self._device_needs(request, placement),
             *self._host_needs(request, host, placement),
@@ -232,7 +232,7 @@ class _Planner:
         )
 
     def _split_ram(
-        self, request: PlacementRequest, placement: Placement, host: dict[str, int]
+        self, request: PlacementRequest, placement: Placement, host: dict[str, int], ring: int
     ) -> tuple[PlacementRequest, Placement]:
         """Which experts stay in RAM; a GPU's tiles want room there for a part of the others, too."""
         told, staging = len(self.notes), host.get("staging", 0)
@@ -246,6 +246,8 @@ class _Planner:
             )
             placed = place(request)
             stage = 0 if self.emulated else file_stage_bytes(placed.tiers, self.expert_bytes)
+            if stage:
+                stage += stager_bytes(ring, self.largest_slot)
             if staging + stage <= host.get("staging", 0):
                 return request, placed
             host["staging"] = staging + stage  # which leaves less for experts: once more

@@ -26,6 +26,7 @@ def timing():
         wall_s=0.02,
         slot_wait_s=0.001,
         experts_streamed=3,
+        experts_unrouted=1,
         bytes_streamed=28_000_000,
         marks=tuple(marks),
     )
@@ -46,7 +47,7 @@ def test_is_told_in_lines_and_as_json(timing):
     assert written["spans"][1] == ["hyper-connections", 2000.0, 1000.0]
     assert sum(span[2] for span in written["spans"]) == 14000.0
     assert timing.lines()[1].startswith("prompt by phase: experts: gate and up 10.0 ms (71 %), ")
-    assert "3 experts streamed, 2.0 GB/s on average" in timing.lines()[2]
+    assert "3 experts streamed, 2.0 GB/s on average, and 1 left out" in timing.lines()[2]
 
 
 def test_without_marks_only_the_whole_time_is_known(timing):

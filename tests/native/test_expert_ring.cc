@@ -13,6 +13,7 @@ using expert_tiles::AwaitGroup;
 using expert_tiles::GateArgs;
 using expert_tiles::LeaveRing;
 using expert_tiles::RangeOf;
+using expert_tiles::TellRouting;
 
 constexpr int64_t kLayers = 3, kExperts = 8, kBytes = 512;
 
@@ -52,13 +53,23 @@ struct Model {
     }
   }
 
+  // Makes a third of a slot.
+  ExpertRing::MakePanels Maker() const {
+    return [this](int64_t layer, int64_t expert, int64_t part, uint8_t* slot) {
+      const int64_t begin = part * kBytes / 3, end = (part + 1) * kBytes / 3;
+      std::copy_n(host + (layer * kExperts + expert) * kBytes + begin, end - begin, slot + begin);
+    };
+  }
+
   // Those of the second layer are all on the device.
   static bool IsListed(int64_t i) { return i / kExperts != 1 && i % 3 != 0; }
 
-  std::vector<ExpertRing::Entry> List() const {
+  // Of every `unpinned`-th the ring is not told where it is.
+  std::vector<ExpertRing::Entry> List(int64_t unpinned = kLayers * kExperts + 1) const {
     std::vector<ExpertRing::Entry> list;
     for (int64_t i = 0; i < kLayers * kExperts; ++i) {
-      if (IsListed(i)) list.push_back({host + i * kBytes, kBytes, i / kExperts, i % kExperts});
+      const uint8_t* from = i % unpinned == unpinned - 1 ? nullptr : host + i * kBytes;
+      if (IsListed(i)) list.push_back({from, kBytes, i / kExperts, i % kExperts});
     }
     return list;
   }
@@ -77,6 +88,7 @@ RingSizes SizesOf(int64_t num_slots) {
 }
 
 // What a program of all layers does, but for products; returns how many came through the ring.
+// Experts without entries are not looked at.
 int64_t Run(const Model& model, const ExpertRing& ring) {
   int64_t through_ring = 0;
   for (int64_t layer = 0; layer < kLayers; ++layer) {
@@ -89,10 +101,12 @@ int64_t Run(const Model& model, const ExpertRing& ring) {
     args.homes = model.homes;
     args.num_rows = 128;
     args.num_experts = kExperts;
+    CHECK_EQ(TellRouting(args, nullptr), "");
     for (int64_t group = 0; group < ring.groups(); ++group) {
       CHECK_EQ(AwaitGroup(args, group, nullptr), "");
       const auto range = RangeOf(kExperts, ring.groups(), group);
       for (int64_t e = range.first; e < range.end; ++e) {
+        if (model.counts[e] == 0) continue;
         const int64_t i = layer * kExperts + e;
         const auto* bytes = reinterpret_cast<const uint8_t*>(model.addresses[e]);
         CHECK_EQ(bytes[0], static_cast<uint8_t>(i + 1));
@@ -154,6 +168,86 @@ void AGateThatWaitsInVainReadsOverTheLink() {
   CHECK_EQ(ring.counts().given_up, model.listed);
 }
 
+// What has no panels is made on the way, every one of them or one here and there.
+void UnpinnedExpertsAreStaged() {
+  for (const int64_t unpinned : {1, 2, 5}) {
+    for (const int64_t num_slots : {2, 5, 40}) {
+      const Model model;
+      RingSizes sizes = SizesOf(num_slots);
+      sizes.stager_threads = 2;
+      ExpertRing ring(sizes, model.Maker());
+      for (int turn = 0; turn < 2; ++turn) {
+        CHECK_EQ(ring.SetList(model.List(unpinned)), "");
+        CHECK_EQ(ring.BeginPass(), "");
+        for (int pass = 0; pass < 10; ++pass) {
+          CHECK_EQ(ring.BeginPass(), "");
+          CHECK_EQ(Run(model, ring), model.listed);
+        }
+      }
+      CHECK_EQ(ring.counts().left_out, 0);
+      CHECK_EQ(ring.counts().given_up, 0);
+    }
+  }
+}
+
+// A disk that is slower than a gate's patience is no fault: there are signs of life.
+void AGateWaitsForASlowDisk() {
+  const Model model;
+  RingSizes sizes = SizesOf(4);
+  sizes.stager_threads = 1;
+  sizes.patience_ms = 100;
+  ExpertRing ring(sizes, [&](int64_t layer, int64_t expert, int64_t part, uint8_t* slot) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    model.Maker()(layer, expert, part, slot);
+  });
+  CHECK_EQ(ring.SetList(model.List(2)), "");
+  CHECK_EQ(ring.BeginPass(), "");
+  CHECK_EQ(Run(model, ring), model.listed);
+  CHECK_EQ(ring.counts().given_up, 0);
+}
+
+// Slots of experts that no row has chosen come back without a copy, as far as copies are not ahead.
+void UnroutedExpertsAreNotCopied() {
+  for (const int64_t unpinned : {1, 2, 100}) {
+    const Model model;
+    for (int e = 0; e < kExperts; ++e) model.counts[e] = e % 2 == 0;
+    RingSizes sizes = SizesOf(4);
+    sizes.stager_threads = 1;
+    ExpertRing ring(sizes, model.Maker());
+    CHECK_EQ(ring.SetList(model.List(unpinned)), "");
+    constexpr int kPasses = 10;
+    int64_t routed = 0;
+    for (int64_t i = 0; i < kLayers * kExperts; i += 2) routed += Model::IsListed(i);
+    for (int pass = 0; pass < kPasses; ++pass) {
+      CHECK_EQ(ring.BeginPass(), "");
+      CHECK_EQ(Run(model, ring), routed);
+    }
+    const ExpertRing::Counts counts = ring.counts();
+    CHECK_EQ(counts.copied + counts.unrouted, kPasses * model.listed);
+    // Copies are a ring's length ahead at most: of 11 entries 4 of the first layer, 4 of the third.
+    CHECK(counts.unrouted >= kPasses);
+    CHECK_EQ(counts.left_out, 0);
+    std::fill_n(model.counts, kExperts, 1);  // and the next pass finds all of them
+    CHECK_EQ(ring.BeginPass(), "");
+    CHECK_EQ(Run(model, ring), model.listed);
+  }
+}
+
+// An issuer that is late finds the next pass's routing, which is not that of what it copies.
+void RoutingOfALaterPassSkipsNothingThatIsNeeded() {
+  const Model model;
+  ExpertRing ring(SizesOf(4));
+  CHECK_EQ(ring.SetList(model.List()), "");
+  std::fill_n(model.counts, kExperts, 0);
+  CHECK_EQ(Run(model, ring), 0);  // nobody copies: given up
+  std::fill_n(model.counts, kExperts, 1);
+  CHECK_EQ(ring.BeginPass(), "");
+  CHECK_EQ(ring.BeginPass(), "");
+  CHECK_EQ(Run(model, ring), model.listed);
+  CHECK_EQ(ring.counts().left_out, model.listed);
+  CHECK_EQ(ring.counts().unrouted, 0);
+}
+
 void APassThatNeverRanIsForgotten() {
   const Model model;
   ExpertRing ring(SizesOf(4));
@@ -169,7 +263,9 @@ void APassThatNeverRanIsForgotten() {
 void GivesEverythingBack() {
   const size_t device = emulate::DeviceBytes(), pinned = emulate::PinnedBytes();
   {
-    const ExpertRing ring(SizesOf(4));
+    RingSizes sizes = SizesOf(4);
+    sizes.stager_threads = 2;
+    const ExpertRing ring(sizes, [](int64_t, int64_t, int64_t, uint8_t*) {});
     CHECK(emulate::DeviceBytes() > device);
   }
   CHECK_EQ(emulate::DeviceBytes(), device);
@@ -185,6 +281,10 @@ int main() {
   RUN(EveryGroupFindsItsExperts);
   RUN(FewRowsReadOverTheLink);
   RUN(AGateThatWaitsInVainReadsOverTheLink);
+  RUN(UnpinnedExpertsAreStaged);
+  RUN(AGateWaitsForASlowDisk);
+  RUN(UnroutedExpertsAreNotCopied);
+  RUN(RoutingOfALaterPassSkipsNothingThatIsNeeded);
   RUN(APassThatNeverRanIsForgotten);
   RUN(GivesEverythingBack);
   return 0;

@@ -38,7 +38,7 @@ def backend(request) -> Backend:
 
 def make_runner(pack, backend: Backend, **tiers) -> Runner:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("strata_jax.engine.runner_options.TILE_ROWS", {"cpu": 64, "cuda": 2048})
+        patch.setattr("strata_jax.engine.runner_options.TILE_ROWS", {"cpu": 128, "cuda": 2048})
         options = RunnerOptions(max_context=300, backend=backend, tiers=TierSettings(**tiers))
         return Runner(pack, pack.config, options, lambda _: None)
 
@@ -64,16 +64,16 @@ def logits(pack, backend: Backend) -> np.ndarray:
     "flags",
     [
         {"expert_cache": 0, "resident_budget_gib": 0.0},
-        {"expert_cache": 8, "resident_budget_gib": 0.0, "pcie_frac": 1.0},
+        {"expert_cache": 8, "resident_budget_gib": 0.0, "pcie_frac": 1.0, "prefill_ring": 0},
         {"expert_cache": 8, "resident_budget_gib": 0.0004, "pcie_frac": 0.5, "adapt_every": 1},
     ],
-    ids=["all", "with slots", "with slots and RAM"],
+    ids=["all", "with slots, no ring", "with slots and RAM"],
 )
 def test_are_read_from_the_file_and_give_the_same_bits(pack, backend: Backend, logits, flags):
     runner = make_runner(pack, backend, **flags)
     got = [read(runner), read(runner)]
     counters, tiers = runner.tiers.experts.counters(), runner.tiers.experts.tiers()
-    faults, notes = runner.tiers.experts.audit(), runner.tiers.plan.notes
+    faults, plan = runner.tiers.experts.audit(), runner.tiers.plan
     runner.close()
 
     for found in got:
@@ -82,8 +82,15 @@ def test_are_read_from_the_file_and_give_the_same_bits(pack, backend: Backend, l
     routed = 2 * 134 * pack.config.num_experts_active * pack.config.num_layers
     assert sum(counters[f"entries_{tier}"] for tier in TIERS) == routed
     assert (tiers == Tier.FILE).any()
-    assert any(" stay in the file: in windows the host's threads compute them" in n for n in notes)
+    told = " stay in the file: in windows the host's threads compute them"
+    assert any(told in note for note in plan.notes)
     assert faults == []
+    assert (plan.ring_slots > 0) == ("prefill_ring" not in flags)
+    # Every pass needs all that the device has not, but for what no row had chosen.
+    away = pack.config.num_layers * pack.config.num_experts - flags["expert_cache"]
+    passes = 4 if plan.ring_slots else 0
+    assert counters["experts_streamed"] + counters["experts_unrouted"] == passes * away
+    assert counters["experts_not_awaited"] == 0
 
 
 def test_are_counted_in_tiles_where_they_lie(pack, backend: Backend):
@@ -96,3 +103,17 @@ def test_are_counted_in_tiles_where_they_lie(pack, backend: Backend):
     routed = 64 * pack.config.num_experts_active * pack.config.num_layers
     assert 0 < counters["entries_stream"] < routed
     assert counters["entries_primary"] == routed - counters["entries_stream"]
+
+
+def test_are_read_without_a_ring_that_fails(pack, backend: Backend, logits, monkeypatch):
+    monkeypatch.setattr("strata_jax.weights.device_experts.PATIENCE_MS", 50)
+    runner = make_runner(pack, backend, expert_cache=0, resident_budget_gib=0.0)
+    runner.tiers.experts.before_tile(64)  # what is to be streamed is known from now on
+    for call in ("before_prompt", "before_tile"):  # of two passes, and nobody copies for the second
+        monkeypatch.setattr(runner.tiers.experts, call, lambda *_: None)
+    got = read(runner)
+    counters = runner.tiers.experts.counters()
+    runner.close()
+
+    np.testing.assert_array_equal(got.view(np.uint32), logits.view(np.uint32))
+    assert counters["experts_not_awaited"] == pack.config.num_layers * pack.config.num_experts

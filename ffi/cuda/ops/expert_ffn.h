@@ -6,6 +6,7 @@
 
 #include "cuda/device_store.h"
 #include "cuda/expert_ring.h"
+#include "cuda/file_stage.h"
 #include "cuda/launch.h"
 #include "cuda/mailbox.h"
 
@@ -37,6 +38,7 @@ struct ExpertFfnArgs {
   MailboxAt mailbox;        // its box is null where every kHost entry is streamed
   Latch latch;              // of another layer's words, for the second kernel
   RingAt ring;              // for tiles: where experts of the host's memory arrive
+  StageAt stage;            // for tiles: where those of the file are, where the ring has failed
   TimelineAt timeline;      // for tiles
   float* rows;  // not null: the kernels are the peer's. `y` and the shared expert are left out, the
                 // row of each kPeer entry goes to its place in [T * A, D], without its weight

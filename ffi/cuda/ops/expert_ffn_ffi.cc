@@ -39,14 +39,27 @@ void PassDoors(const DeviceStore& store, int64_t layer, ExpertFfnArgs* args) {
   args->streamed = window ? doors.streamed.data() : doors.streamed_always.data();
 }
 
+bool IsTile(const ExpertFfnArgs& args) { return args.num_rows > kMostWindowRows; }
+
+// The primary reads the peer's experts where they lie: a tile uses each of them for many rows.
+bool ReadsPeer(const ExpertFfnArgs& args, const PeerStore* peer) {
+  return peer == nullptr || (IsTile(args) && peer->is_reached());
+}
+
+// Whether kernels run that know of a ring.
+bool GoesByTiles(const ExpertFfnArgs& args, const PeerStore* peer) {
+  return IsTile(args) && ReadsPeer(args, peer) && HasExpertTiles(args);
+}
+
 std::string RunOn(ExpertFfnArgs args, PeerStore* peer, cudaStream_t on) {
-  const bool tile = args.num_rows > kMostWindowRows;
-  if (tile && peer != nullptr && peer->is_reached()) {
-    // The primary reads the peer's experts where they lie: a tile uses each of them for many rows.
+  if (GoesByTiles(args, peer)) {
+    if (peer != nullptr) args.doors = false;
+    return ExpertFfnTiles(args, on);
+  }
+  if (peer != nullptr && ReadsPeer(args, peer)) {
     args.doors = false;
     peer = nullptr;
   }
-  if (tile && peer == nullptr && HasExpertTiles(args)) return ExpertFfnTiles(args, on);
   std::string error;
   if (peer != nullptr) error = peer->Fork(args, on);
   if (error.empty()) error = ExpertGateUp(args, on);
@@ -55,10 +68,15 @@ std::string RunOn(ExpertFfnArgs args, PeerStore* peer, cudaStream_t on) {
 }
 
 // Around a layer of a tile: experts that stay in the file are read first.
-std::string Run(const DeviceStore& store, int64_t layer, const ExpertFfnArgs& args,
-                cudaStream_t on) {
+std::string Run(const DeviceStore& store, int64_t layer, ExpertFfnArgs args, cudaStream_t on) {
   const bool staged = store.HasFiles(layer) && args.num_rows > store.doors()->window_rows;
-  std::string error = staged ? BeginTurn(store.files()->at(), on) : "";
+  std::string error;
+  if (staged) {
+    args.stage = store.files()->at();
+    const bool has_ring = args.ring.has_stager && GoesByTiles(args, store.peer());
+    const int64_t most = has_ring ? args.ring.min_rows - 1 : args.num_rows;
+    error = BeginTurn({args.stage, args.live, static_cast<int32_t>(most)}, on);
+  }
   if (error.empty()) error = RunOn(args, store.peer(), on);
   if (error.empty() && staged) error = EndTurn(store.files()->at(), on);
   return error;

@@ -178,6 +178,7 @@ struct Call {
     gate.live = a.live;
     gate.addresses = reinterpret_cast<uint64_t*>(a.workspace + at.addresses);
     gate.homes = a.homes;
+    gate.stage = a.stage;
     gate.num_rows = p.num_rows;
     gate.num_experts = static_cast<int32_t>(a.num_experts);
   }
@@ -210,8 +211,9 @@ struct Call {
     if (!error.empty()) return error;
     error = tiles::QuantizeTileRows(a.x, a.live, a.num_rows, a.width, p.in, stream);
     if (!error.empty()) return error;
-    return expert_tiles::GroupEntries(a.ids, a.live, a.num_rows, a.num_active, a.num_experts,
-                                      p.groups, {a.usage, a.homes, a.experts}, stream);
+    error = expert_tiles::GroupEntries(a.ids, a.live, a.num_rows, a.num_active, a.num_experts,
+                                       p.groups, {a.usage, a.homes, a.experts}, stream);
+    return error.empty() && has_ring ? expert_tiles::TellRouting(gate, stream) : error;
   }
 
   // The shared expert's hidden values come first: they wait for nobody.

@@ -1,11 +1,12 @@
-// Where a tile's experts lie, by group: those of the host's memory are awaited in a ring of slots
-// (expert_ring.h), or read over the link where there is none.
+// Where a tile's experts lie, by group: those of the host's memory and of the file are awaited in a
+// ring of slots (expert_ring.h), or read over the link where there is none.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "cuda/expert_ring.h"
+#include "cuda/file_stage.h"
 #include "cuda/launch.h"
 
 namespace strata::expert_tiles {
@@ -17,6 +18,7 @@ struct GateArgs {
   const int32_t* live;    // rows
   uint64_t* addresses;    // [E]: of panels; filled group by group
   uint32_t* homes;        // device, [kEntryHomes]: counts
+  StageAt stage;          // of a layer with experts in the file: asked where the ring fails
   int32_t num_rows = 0;
   int32_t num_experts = 0;
 };
@@ -28,6 +30,8 @@ struct GroupRange {
 };
 GroupRange RangeOf(int64_t num_experts, int64_t groups, int64_t group);
 
+// As soon as `counts` are there: tells the ring what it need not copy.
+std::string TellRouting(const GateArgs& args, cudaStream_t stream);
 // Returns, in stream order, when a group's experts are there.
 std::string AwaitGroup(const GateArgs& args, int64_t group, cudaStream_t stream);
 // Behind the last group's products: gives its slots back, and ends the pass behind the last layer.
