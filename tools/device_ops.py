@@ -90,25 +90,32 @@ def _open_table(backend: Backend, m: Matrix | None) -> Any:
 
 
 def _once(call: Call, held: DeviceMatrices, turn: int, operands: list[Any]) -> tuple[Any, ...]:
-    """Results of the call with the matrices, or the experts, whose turn it is."""
+    """Results of the call with the matrices whose turn it is."""
     attributes = dict(call.attributes)
     if "layer" in attributes:
         attributes["layer"] = turn % held.copies
+    return getattr(held.ops, call.op)(*operands, **attributes)
+
+
+def _own_operands(call: Call) -> list[dict[int, Any]]:
+    """Of each call of a program: the first operand, copied, for the compiler would make equal calls once;
+    and other experts, so that these do not stay in the cache."""
+    own = [{0: jnp.array(call.operands[0], copy=True)} for _ in range(CALLS)]
     if call.op == "expert_ffn":
         count = next(m.count for role, m in call.matrices.items() if role in EXPERT_ROLES)
-        operands = [*operands]
-        operands[1] = (operands[1] + 41 * turn) % count
-    return getattr(held.ops, call.op)(*operands, **attributes)
+        for turn, operands in enumerate(own):
+            operands[1] = jnp.array((call.operands[1] + 41 * turn) % count)
+    return own
 
 
 def seconds_on_device(call: Call, held: DeviceMatrices) -> float:
     """Seconds of one call in a graph of `CALLS`, the best of five runs."""
     in_place = STATES.get(call.op, {}) | IN_PLACE_ROWS.get(call.op, {})
 
-    def program(state, first, operands):
+    def program(state, own, operands):
         ends = []
         for turn in range(CALLS):
-            filled = [first[turn], *operands[1:]]
+            filled = [own[turn].get(i, operand) for i, operand in enumerate(operands)]
             for place, value in zip(in_place, state):
                 filled[place] = value
             results = jax.tree.leaves(_once(call, held, turn, filled))
@@ -119,14 +126,13 @@ def seconds_on_device(call: Call, held: DeviceMatrices) -> float:
 
     compiled = jax.jit(program, donate_argnums=0)
     operands = jax.device_put(call.operands)
-    # Of its own for every call: the compiler would make equal ones once.
-    first = [jnp.array(call.operands[0], copy=True) for _ in range(CALLS)]
+    own = _own_operands(call)
     state = [jnp.array(call.operands[place], copy=True) for place in in_place]
     best = math.inf
     for loop in range(LOOPS + 3):  # the first run compiles, the second and third may capture
         jax.block_until_ready(state)
         begin = time.perf_counter()
-        ends, state = compiled(state, first, operands)
+        ends, state = compiled(state, own, operands)
         jax.block_until_ready(ends)
         if loop >= 3:
             best = min(best, time.perf_counter() - begin)

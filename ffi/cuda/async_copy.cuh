@@ -64,15 +64,13 @@ __device__ __forceinline__ void TakeOwnWords(const unsigned char* at, int lane,
   for (int i = 0; i < kWords % 4; ++i) words[kWords / 4 * 4 + i] = rest[i * 32];
 }
 
-// A warp's place in shared memory for a unit (panels.h) of kBytes, of which a lane takes its own
-// 1/32. All lanes call together.
-template <int kBytes>
+// A warp's place in shared memory for units (panels.h) of at most kMost bytes, of which a lane
+// takes its own 1/32. All lanes call together.
+template <int kMost>
 class Slot {
-  static constexpr int kWords = kBytes / 128;  // of a lane
-
  public:
   // Bytes of a slot, with what it needs to know when they are there.
-  static constexpr int kSize = (kBytes + 16 + 127) / 128 * 128;
+  static constexpr int kSize = (kMost + 16 + 127) / 128 * 128;
 
   // `at` is a multiple of 128.
   __device__ __forceinline__ Slot(unsigned char* at, int lane) : at_(at) {
@@ -88,8 +86,10 @@ class Slot {
 #endif
   }
 
-  // Asks for a unit.
+  // Asks for a unit in memory of this device.
+  template <int kBytes = kMost>
   __device__ __forceinline__ void Ask(const uint8_t* unit, int lane) {
+    static_assert(kBytes <= kMost);
 #if !defined(STRATA_EMULATE) && __CUDA_ARCH__ >= 900
     if (lane == 0) {
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Arrived()),
@@ -102,13 +102,30 @@ class Slot {
           : "memory");
     }
 #else
-    CopyOwnWords<kWords>(at_, unit, lane);
+    CopyOwnWords<kBytes / 128>(at_, unit, lane);
+#endif
+  }
+
+  // Asks for a unit in any memory that a lane could load from.
+  template <int kBytes = kMost>
+  __device__ __forceinline__ void AskByLanes(const uint8_t* unit, int lane) {
+    static_assert(kBytes <= kMost);
+    CopyOwnWords<kBytes / 128>(at_, unit, lane);
+#if !defined(STRATA_EMULATE) && __CUDA_ARCH__ >= 900
+    by_lanes_ = true;
 #endif
   }
 
   // Waits for the unit asked for. A block must not end before.
   __device__ __forceinline__ void Wait() {
 #if !defined(STRATA_EMULATE) && __CUDA_ARCH__ >= 900
+    if (by_lanes_) {
+      by_lanes_ = false;
+      AwaitOwnCopies();
+      // What the lanes wrote comes before the next unit, which others write.
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      return;
+    }
     unsigned done = 0;
     while (done == 0) {
       asm volatile(
@@ -125,6 +142,7 @@ class Slot {
   }
 
   // The lane's words of the unit, which is there; the slot is free again.
+  template <int kWords>
   __device__ __forceinline__ void Take(int lane, RawWords<kWords>* raw) {
     TakeOwnWords<kWords>(at_, lane, raw->words);
     __syncwarp();
@@ -136,11 +154,12 @@ class Slot {
     return static_cast<unsigned>(__cvta_generic_to_shared(at_));
   }
   // The mbarrier behind the bytes.
-  __device__ __forceinline__ unsigned Arrived() const { return Address() + (kBytes + 7) / 8 * 8; }
+  __device__ __forceinline__ unsigned Arrived() const { return Address() + (kMost + 7) / 8 * 8; }
 #endif
 
   unsigned char* at_;
   unsigned parity_ = 0;
+  bool by_lanes_ = false;
 };
 
 }  // namespace strata

@@ -68,7 +68,8 @@ __device__ __forceinline__ auto BookOf(const Rows& rows, int lane) {
 struct ActivationBlock {
   int q[8];
   float scale;
-  int sums[2];
+  int sum;      // of the codes
+  int sums[2];  // of each 16: for forms that tell them apart
 };
 
 template <typename Decode>
@@ -83,30 +84,31 @@ __device__ __forceinline__ ActivationBlock LoadActivations(const Rows& rows, int
   if (Decode::kAdd != 0 || Decode::kForm == Form::kMin || Decode::kForm == Form::kSplitMin) {
     const int16_t* sums = InShared(rows.sums) + row * (rows.width / 16) + 2 * block;
     const int both = *reinterpret_cast<const int*>(sums);
+    x.sum = __dp2a_lo(both, 0x0101, 0);
     x.sums[0] = static_cast<int16_t>(both);
     x.sums[1] = both >> 16;
   }
   return x;
 }
 
-// sum(w * q) over the group's 16 values, from the block's words of codes.
-template <typename Decode>
-__device__ __forceinline__ int GroupDot(const uint32_t* w, const ActivationBlock& x, int group) {
+// sum(w * q) over values 4 * kFirst to 4 * kEnd - 1 of a block, from its words of codes; `sum` is
+// that of these q.
+template <typename Decode, int kFirst, int kEnd>
+__device__ __forceinline__ int CodesDot(const uint32_t* w, const ActivationBlock& x, int sum) {
   int dot = 0;
 #pragma unroll
-  for (int i = 4 * group; i < 4 * group + 4; ++i) {
-    dot = __dp4a(static_cast<int>(w[i]), x.q[i], dot);
-  }
+  for (int i = kFirst; i < kEnd; ++i) dot = __dp4a(static_cast<int>(w[i]), x.q[i], dot);
   if (Decode::kSecond != 0) {
-    int second = 0;
+    // One chain where the second words are added: fewer instructions count, not their order.
+    int second = Decode::kSecond == 1 ? dot : 0;
 #pragma unroll
-    for (int i = 4 * group; i < 4 * group + 4; ++i) {
+    for (int i = kFirst; i < kEnd; ++i) {
       second = __dp4a(static_cast<int>(w[8 + i]), x.q[i], second);
     }
-    dot += Decode::kSecond * second;
+    dot = Decode::kSecond == 1 ? second : dot + Decode::kSecond * second;
   }
   dot *= Decode::kMultiply;
-  if (Decode::kAdd != 0) dot += Decode::kAdd * x.sums[group];
+  if (Decode::kAdd != 0) dot += Decode::kAdd * sum;
   return dot;
 }
 
@@ -142,14 +144,14 @@ __device__ __forceinline__ float AddBlock(const uint32_t* w, const BlockScales& 
                                           const ActivationBlock& x, float acc) {
   int sum = 0;
   if constexpr (Decode::kForm == Form::kSplit || Decode::kForm == Form::kSplitMin) {
-    sum = scales.k[0] * GroupDot<Decode>(w, x, 0) + scales.k[1] * GroupDot<Decode>(w, x, 1);
+    sum = scales.k[0] * CodesDot<Decode, 0, 4>(w, x, x.sums[0]) +
+          scales.k[1] * CodesDot<Decode, 4, 8>(w, x, x.sums[1]);
   } else {
-    sum = GroupDot<Decode>(w, x, 0) + GroupDot<Decode>(w, x, 1);
+    sum = CodesDot<Decode, 0, 8>(w, x, x.sum);
   }
   acc = __fmaf_rn(__int2float_rn(sum), __fmul_rn(scales.d, x.scale), acc);
   if constexpr (Decode::kForm == Form::kMin) {
-    const int minimum = x.sums[0] + x.sums[1];
-    acc = __fmaf_rn(__int2float_rn(minimum), __fmul_rn(scales.m, x.scale), acc);
+    acc = __fmaf_rn(__int2float_rn(x.sum), __fmul_rn(scales.m, x.scale), acc);
   }
   if constexpr (Decode::kForm == Form::kSplitMin) {
     const int minimum = scales.n[0] * x.sums[0] + scales.n[1] * x.sums[1];

@@ -143,8 +143,9 @@ struct DecodeIQ3_S {
   static constexpr int kMultiply = 2, kAdd = 1, kSecond = 0;
   template <typename Raw>
   __device__ __forceinline__ static float D(const Raw& raw, int b) {
-    const int scale = OddScale(raw[26] >> (4 * b) & 15u);
-    return __fmul_rn(HalfAt(raw, 108), __int2float_rn(scale));
+    // Twice the nibble, plus 1.
+    const uint32_t twice = b == 0 ? raw[26] << 1 : raw[26] >> (4 * b - 1);
+    return __fmul_rn(HalfAt(raw, 108), ToFloat((twice & 30u) | 1u));
   }
   template <typename Raw, typename Book>
   __device__ __forceinline__ static void Codes(const Raw& raw, int b, const Book& book,

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "cuda/ops/expert_ffn.h"
+#include "cuda/ops/expert_ffn_ahead.cuh"
 #include "cuda/ops/expert_ffn_doors.cuh"
 #include "cuda/ops/expert_ffn_down.cuh"
 #include "cuda/ops/expert_ffn_gate_up.cuh"
@@ -234,27 +235,28 @@ __global__ void __launch_bounds__(kMostWarps * 32) DownKernel(const __grid_const
 
 using Kernel = void (*)(const FfnParams);
 
-// The kernels built for layers whose routed gate and up have this type, without and with room for
-// weights on their way, pair_bytes a warp, and its code book's bytes; null where there is none.
+// The kernels built for layers whose routed gate and up have this type: one for every card, and one
+// for windows of few rows where there is much shared memory. Null where there is none.
 struct Inlined {
   Kernel kernel;
   Kernel ahead;
-  int64_t book_bytes, ahead_book_bytes;
-  int64_t pair_bytes;
-  int64_t groups;  // of a block of the second
+  int64_t book_bytes;
+  int ahead_book_bytes, slot_bytes;
 };
+
+template <typename Decode, bool kDoors>
+Inlined InlinedOf() {
+  return {InlineGateUpKernel<Decode, kDoors>, AheadGateUpKernel<Decode, kDoors>,
+          GridBytes(Decode::kType, kBookCopies), GridBytes(Decode::kType, kMostBookCopies),
+          AheadSlot<Decode>::kSize};
+}
 
 template <bool kDoors>
 Inlined InlineGateUp(GgmlType type) {
   switch (type) {
-#define STRATA_CASE(name)                                       \
-  case GgmlType::k##name:                                       \
-    return {InlineGateUpKernel<Decode##name, kDoors, false>,    \
-            InlineGateUpKernel<Decode##name, kDoors, true>,     \
-            PairShape<Decode##name, kDoors, false>::kBookBytes, \
-            PairShape<Decode##name, kDoors, true>::kBookBytes,  \
-            kPairBytes<Decode##name>,                           \
-            PairShape<Decode##name, kDoors, true>::kGroups}
+#define STRATA_CASE(name) \
+  case GgmlType::k##name: \
+    return InlinedOf<Decode##name, kDoors>()
     STRATA_CASE(IQ3_S);
     STRATA_CASE(IQ3_XXS);
     STRATA_CASE(IQ4_XS);
@@ -266,20 +268,44 @@ Inlined InlineGateUp(GgmlType type) {
   }
 }
 
+struct InlinedDown {
+  void (*kernel)(const FfnParams, const DownPlaces);
+  int slot_bytes;
+};
+
 template <bool kDoors>
-Kernel InlineDown(GgmlType type) {
+InlinedDown InlineDown(GgmlType type) {
   switch (type) {
-    case GgmlType::kIQ4_NL:
-      return InlineDownKernel<DecodeIQ4_NL, kDoors>;
-    case GgmlType::kQ5_0:
-      return InlineDownKernel<DecodeQ5_0, kDoors>;
-    case GgmlType::kQ8_0:
-      return InlineDownKernel<DecodeQ8_0, kDoors>;
-    case GgmlType::kQ2_0:
-      return InlineDownKernel<DecodeQ2_0, kDoors>;
+#define STRATA_CASE(name) \
+  case GgmlType::k##name: \
+    return {InlineDownKernel<Decode##name, kDoors>, DownSlot<Decode##name>::kSize}
+    STRATA_CASE(IQ4_NL);
+    STRATA_CASE(Q5_0);
+    STRATA_CASE(Q8_0);
+    STRATA_CASE(Q2_0);
+#undef STRATA_CASE
     default:
-      return nullptr;
+      return {};
   }
+}
+
+// Lays a block's shared memory out for `warps` warps; `bytes` > what a block may have where there
+// is no room.
+DownPlaces PlacesOf(const FfnParams& p, int64_t warps, int64_t slot_bytes, int64_t blocks) {
+  const int64_t panels = p.by_columns.divisor, entries = p.num_active + 1;
+  const int64_t items = (p.num_rows * panels + blocks - 1) / blocks;
+  const int64_t jobs = entries * ((p.hidden_width + 255) / 256);
+  DownPlaces places = {};
+  places.span =
+      static_cast<int32_t>(std::min<int64_t>(p.num_rows, (items + panels - 2) / panels + 1));
+  places.hidden_at = static_cast<int32_t>(warps * slot_bytes);
+  places.rows_at = static_cast<int32_t>(
+      places.hidden_at + Padded(QuantizedBytes(places.span * entries, p.hidden_width)));
+  places.sums_at = static_cast<int32_t>(places.rows_at + Padded(DownRows::Bytes(places.span)));
+  const int64_t room = (MostSharedBytes() - places.sums_at) / (jobs * 32 * 4);
+  places.batch = static_cast<int32_t>(std::clamp<int64_t>(room, 1, items));
+  places.bytes = static_cast<int32_t>(places.sums_at + places.batch * jobs * 32 * 4);
+  return places;
 }
 
 // With a peer, kernels stand beside events and other streams: there every one waits its turn.
@@ -315,6 +341,7 @@ FfnParams ParamsOf(const ExpertFfnArgs& a) {
   p.hidden_width = std::max(p.routed_hidden, p.shared_hidden);
   p.by_panels = DividerBy(p.hidden_width / 32);
   p.by_entries = DividerBy(a.num_active + 1);
+  p.by_active = DividerBy(a.num_active);
   p.by_whole = DividerBy(std::max(p.hidden_width / 256, 1));
   p.by_columns = DividerBy((a.width + 31) / 32);
   p.gate = ViewOf(a.routed->gate);
@@ -345,19 +372,19 @@ std::string LaunchGateUp(const ExpertFfnArgs& a, FfnParams p, cudaStream_t strea
       segments <= kPairWarps) {
     const int64_t rings = kDoors && a.mailbox.box != nullptr;  // by a block of its own
     const int64_t items = a.num_rows * (a.num_active + 1) * panels + rings;
-    shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(items, 2 * kProcessors)));
-    shape.block = dim3(static_cast<unsigned>(32 * segments));
-    const int64_t words = a.num_rows * a.num_active;
-    const GateUpShared ahead(segments * inlined.groups, inlined.ahead_book_bytes,
-                             inlined.pair_bytes, words);
-    const GateUpShared plain(segments, inlined.book_bytes, 0, words);
-    const bool fits = ahead.bytes <= MostSharedBytes();
-    if (fits && inlined.groups == 2) {
-      shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(items, kProcessors)));
+    const AheadPlaces ahead(static_cast<int>(2 * segments), p.num_rows, p.num_active, p.width,
+                            inlined.ahead_book_bytes, inlined.slot_bytes);
+    if (a.num_rows <= kMostRows && ahead.bytes <= MostSharedBytes()) {
+      shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(items, Multiprocessors() + rings)));
       shape.block = dim3(static_cast<unsigned>(2 * 32 * segments));
+      shape.shared_bytes = static_cast<size_t>(ahead.bytes);
+      return LaunchOf(inlined.ahead, shape, Overlaps(a), p);
     }
-    shape.shared_bytes = static_cast<size_t>(fits ? ahead.bytes : plain.bytes);
-    return LaunchOf(fits ? inlined.ahead : inlined.kernel, shape, Overlaps(a), p);
+    const GateUpShared plain(segments, inlined.book_bytes, a.num_rows * a.num_active);
+    shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(items, 2 * Multiprocessors())));
+    shape.block = dim3(static_cast<unsigned>(32 * segments));
+    shape.shared_bytes = static_cast<size_t>(plain.bytes);
+    return LaunchOf(inlined.kernel, shape, Overlaps(a), p);
   }
   shape.grid = dim3(static_cast<unsigned>(panels), static_cast<unsigned>(a.num_active + 1),
                     static_cast<unsigned>(a.num_rows));
@@ -377,14 +404,18 @@ std::string LaunchDown(const ExpertFfnArgs& a, FfnParams p, cudaStream_t stream)
   const int64_t panels = (a.width + 31) / 32;
   Shape shape;
   shape.stream = stream;
-  const Kernel inlined = InlineDown<kDoors>(p.down.type);
-  if (inlined != nullptr && IsQ8(*a.shared_down) && p.routed_hidden == p.shared_hidden &&
+  const InlinedDown inlined = InlineDown<kDoors>(p.down.type);
+  if (inlined.kernel != nullptr && IsQ8(*a.shared_down) && p.routed_hidden == p.shared_hidden &&
       hidden % 128 == 0 && hidden >= 256 && a.num_active < 32) {
-    const int64_t warps = std::min<int64_t>(jobs, kDownWarps);
-    shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(a.num_rows * panels, kProcessors)));
-    shape.block = dim3(static_cast<unsigned>(32 * warps));
-    shape.shared_bytes = InlineDownShared(warps, jobs);
-    return LaunchOf(inlined, shape, Overlaps(a), p);
+    const int64_t blocks = std::min<int64_t>(a.num_rows * panels, Multiprocessors());
+    for (int64_t warps = std::min<int64_t>(jobs, kDownWarps); warps > 0; --warps) {
+      const DownPlaces places = PlacesOf(p, warps, inlined.slot_bytes, blocks);
+      if (places.bytes > MostSharedBytes()) continue;
+      shape.grid = dim3(static_cast<unsigned>(blocks));
+      shape.block = dim3(static_cast<unsigned>(32 * warps));
+      shape.shared_bytes = static_cast<size_t>(places.bytes);
+      return LaunchOf(inlined.kernel, shape, Overlaps(a), p, places);
+    }
   }
   shape.grid = dim3(static_cast<unsigned>(panels), static_cast<unsigned>(a.num_rows));
   shape.block = dim3(static_cast<unsigned>(32 * std::min<int64_t>(jobs, kMostWarps)));

@@ -1,69 +1,30 @@
 // The second of the kernels that expert_ffn_gate_up.cuh begins: the products with down, and the sum
 // of a row's entries.
+//
+// An item is 32 columns of a row. A block has consecutive ones, so that they are of one row or two,
+// whose hidden values it copies first; its warps share the segments of all entries of all its
+// items, the longest first, and go through their slots (expert_ffn_slots.cuh).
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/ops/expert_ffn_gate_up.cuh"
+#include "cuda/ops/expert_ffn_slots.cuh"
 
 namespace strata {
 
 inline constexpr int kDownWarps = 20;  // more would leave too few registers
 
-// What a lane holds of a segment's hidden values on the way to shared memory.
-struct StageLoads {
-  uint2 codes;
-  float scale;
-  int sums;
-
-  __device__ __forceinline__ void Load(const FfnParams& p, int64_t entry, int segment, int blocks,
-                                       int lane) {
-    const int64_t block = entry * (p.hidden_width / 32) + segment * 8;
-    if (lane < blocks * 4) codes = reinterpret_cast<const uint2*>(p.codes + block * 32)[lane];
-    if (lane < blocks) {
-      scale = p.scales[block + lane];
-      sums = reinterpret_cast<const int*>(p.sums + block * 2)[lane];
-    }
-  }
-  __device__ __forceinline__ void Store(int blocks, int lane, SegmentStage* stage) const {
-    __syncwarp();  // all lanes are done with the segment before
-    if (lane < blocks * 4) reinterpret_cast<uint2*>(InShared(stage->codes))[lane] = codes;
-    if (lane < blocks) {
-      InShared(stage->scales)[lane] = scale;
-      reinterpret_cast<int*>(InShared(stage->sums))[lane] = sums;
-    }
-    __syncwarp();
-  }
-};
-
-// `after` runs once the unit's first words are on their way; it loads the activations.
-template <typename Decode, int kBlocks, typename After>
-__device__ __forceinline__ float DownSum(const uint8_t* unit, SegmentStage* stage, int lane,
-                                         const After& after) {
-  typename Unit<Decode, kBlocks>::First words;
-  words.Load(unit, lane);
-  if (Unit<Decode, kBlocks>::kParts == 2) {
-    PrefetchUnit(unit, Unit<Decode, kBlocks>::kWords * 128, lane);
-  }
-  after().Store(kBlocks, lane, stage);
-  return Unit<Decode, kBlocks>::Sum(words, unit, RowsOf(*stage, nullptr, 0), lane);
-}
-
 // Segments of a panel of a row's down matrices: whole ones of all entries, then the halves.
 struct DownJobs {
-  Divider by_whole;  // whole segments of an entry
+  int whole_each;  // whole segments of an entry
   int entries, whole, count;
 
   __device__ __forceinline__ explicit DownJobs(const FfnParams& p)
-      : by_whole(p.by_whole),
+      : whole_each(p.by_whole.divisor),
         entries(p.num_active + 1),
-        whole(entries * p.by_whole.divisor),
+        whole(entries * whole_each),
         count(whole + (p.hidden_width % 256 != 0 ? entries : 0)) {}
-  __device__ __forceinline__ bool IsWhole(int job) const { return job < whole; }
-  __device__ __forceinline__ int Entry(int job) const {
-    return IsWhole(job) ? by_whole.Quotient(job) : job - whole;
-  }
-  __device__ __forceinline__ int Segment(int job) const {
-    return IsWhole(job) ? job - by_whole.Quotient(job) * by_whole.divisor : by_whole.divisor;
-  }
 };
 
 // Adds a panel's entries in the router's order; lane e holds the weight of entry e. kWhole is the
@@ -71,7 +32,7 @@ struct DownJobs {
 template <int kWhole>
 __device__ __forceinline__ float AddEntries(const DownJobs& jobs, const float* sums, float weight,
                                             int lane) {
-  const int whole = kWhole > 0 ? kWhole : jobs.by_whole.divisor;
+  const int whole = kWhole > 0 ? kWhole : jobs.whole_each;
   const float* at = InShared(sums) + lane;
   const float* half = jobs.count > jobs.whole ? at + jobs.whole * 32 : nullptr;
   float y = 0.0f;
@@ -85,18 +46,14 @@ __device__ __forceinline__ float AddEntries(const DownJobs& jobs, const float* s
   return y;
 }
 
-inline size_t InlineDownShared(int64_t warps, int64_t jobs) {
-  return static_cast<size_t>(warps * static_cast<int64_t>(sizeof(SegmentStage)) +
-                             2 * jobs * 32 * 4);
-}
-
 // The rows that others computed, a warp an entry: as the entry's first segment, the others zero.
 // That is the row's own bits, for no sum of segments is ever -0.
 __device__ __forceinline__ void TakeRemote(const FfnParams& p, const RowHomes& homes,
                                            const DownJobs& jobs, float* sums, int row, int panel,
                                            int lane, bool* looked) {
+  if (homes.away == 0) return;
   const int warps = blockDim.x / 32;
-  const int whole = jobs.by_whole.divisor;
+  const int whole = jobs.whole_each;
   const float* host_rows = nullptr;
   if (homes.host != 0) {
     AwaitRows(p, blockIdx.x == 0, looked);
@@ -114,7 +71,7 @@ __device__ __forceinline__ void TakeRemote(const FfnParams& p, const RowHomes& h
 __device__ __forceinline__ void StoreRows(const FfnParams& p, const RowHomes& homes,
                                           const DownJobs& jobs, const float* sums, int row,
                                           int panel, int lane) {
-  const int whole = jobs.by_whole.divisor;
+  const int whole = jobs.whole_each;
   for (int e = 0; e < p.num_active; ++e) {
     if (homes.Away(e)) continue;
     float total = 0.0f;
@@ -125,108 +82,222 @@ __device__ __forceinline__ void StoreRows(const FfnParams& p, const RowHomes& ho
   }
 }
 
+// What a block knows of its rows, in shared memory.
+struct DownRows {
+  uint64_t* downs;  // [span, 32] where entries' downs lie, kLinked or 0; 0 if computed elsewhere
+  float* weights;   // [span, 32]
+  uint2* masks;     // [span] RowHomes::away and host
+
+  __device__ __forceinline__ DownRows(unsigned char* at, int span)
+      : downs(reinterpret_cast<uint64_t*>(at)),
+        weights(reinterpret_cast<float*>(downs + span * 32)),
+        masks(reinterpret_cast<uint2*>(weights + span * 32)) {}
+  static constexpr int64_t Bytes(int64_t span) { return span * (32 * 8 + 32 * 4 + 8); }
+
+  // By a warp for each row, from `first` on. A row's lane e looks after entry e.
+  template <bool kDoors>
+  __device__ __forceinline__ void Fill(const FfnParams& p, int first, int count) const {
+    const int lane = threadIdx.x % 32;
+    const bool routed = lane < p.num_active;
+    for (int r = threadIdx.x / 32; r < count; r += static_cast<int>(blockDim.x) / 32) {
+      const int row = first + r;
+      const int id = routed ? p.ids[row * p.num_active + lane] : 0;
+      RowHomes homes = {};
+      if constexpr (kDoors) {
+        homes = HomesOf(p, id, lane);
+        if (lane == 0) masks[r] = make_uint2(homes.away, homes.host);
+      } else if (routed) {
+        homes.word = p.experts[id];
+      }
+      uint64_t down = 0;
+      if (routed && !homes.Away(lane)) {
+        down =
+            (reinterpret_cast<uint64_t>(PanelsOf(homes.word)) + p.down_at) | (homes.word & kLinked);
+      } else if (lane == p.num_active && (!kDoors || p.rows == nullptr)) {
+        down = reinterpret_cast<uint64_t>(p.shared_down.bytes);
+      }
+      downs[r * 32 + lane] = down;
+      if (kDoors && p.rows != nullptr) continue;  // nobody weighs
+      float weight = 0.0f;
+      if (routed) weight = p.weights[row * p.num_active + lane];
+      if (lane == p.num_active) weight = p.shared_weights[row];
+      weights[r * 32 + lane] = weight;
+    }
+  }
+};
+
+// The quantised hidden values of `count` entries from `first` on, as the first kernel left them.
+__device__ __forceinline__ void CopyHidden(const FfnParams& p, int64_t first, int count,
+                                           const QuantizedShared& to) {
+  const int codes = count * p.hidden_width / 16;  // chunks of 16 bytes, a multiple of 8
+  const auto* from_codes = reinterpret_cast<const uint4*>(p.codes + first * p.hidden_width);
+  const auto* from_scales = reinterpret_cast<const uint4*>(p.scales + first * p.hidden_width / 32);
+  const auto* from_sums = reinterpret_cast<const uint4*>(p.sums + first * p.hidden_width / 16);
+#pragma unroll 2
+  for (int i = threadIdx.x; i < codes + codes / 4; i += blockDim.x) {
+    if (i < codes) {
+      reinterpret_cast<uint4*>(to.codes)[i] = from_codes[i];
+    } else if (i < codes + codes / 8) {
+      reinterpret_cast<uint4*>(to.scales)[i - codes] = from_scales[i - codes];
+    } else {
+      reinterpret_cast<uint4*>(to.sums)[i - codes - codes / 8] = from_sums[i - codes - codes / 8];
+    }
+  }
+}
+
+// A warp's way through the jobs of a batch of `items` items: the whole segments of all, then the
+// halves, the shared expert's first, for they are the longest.
+struct DownWalk {
+  int at, items;
+  int item, entry, segment;
+  bool whole;
+  uint64_t down;  // of the entry (DownRows)
+
+  __device__ __forceinline__ bool Done(const DownJobs& jobs) const {
+    return at >= items * jobs.count;
+  }
+  // The next job from `at` on whose entry is computed here; `begin` is the batch's first item,
+  // `first_row` that of `rows`.
+  __device__ __forceinline__ void Find(const FfnParams& p, const DownJobs& jobs,
+                                       const DownRows& rows, int begin, int first_row) {
+    for (; !Done(jobs); at += static_cast<int>(blockDim.x) / 32) {
+      whole = at < items * jobs.whole;
+      int pair = at - items * jobs.whole;  // of an item and an entry
+      segment = jobs.whole_each;
+      if (whole) {
+        pair = p.by_whole.Quotient(at);
+        segment = at - pair * jobs.whole_each;
+      }
+      item = p.by_entries.Quotient(pair);
+      entry = jobs.entries - 1 - (pair - item * jobs.entries);
+      const int row = p.by_columns.Quotient(begin + item) - first_row;
+      down = InShared(rows.downs)[row * 32 + entry];
+      if (down != 0) return;
+    }
+  }
+  // Where the job's sum belongs.
+  __device__ __forceinline__ int Place(const DownJobs& jobs) const {
+    return item * jobs.count + (whole ? entry * jobs.whole_each + segment : jobs.whole + entry);
+  }
+};
+
+template <typename Decode>
+using DownSlot = Slot<std::max(Unit<Decode, 8>::kPartBytes, Unit<DecodeQ8_0, 8>::kPartBytes)>;
+
+// Shared memory of a block, from the number of its warps: their slots first.
+struct DownPlaces {
+  int32_t span;   // rows of a block's items
+  int32_t batch;  // items between two barriers
+  int32_t hidden_at, sums_at, rows_at, bytes;
+};
+
 // Routed downs are of Decode's type, which has no code book, the shared expert's Q8_0. The kernel
 // may begin when every block of the first one has seen the router's end: experts and weights are
 // read without waiting for hidden values.
 template <typename Decode, bool kDoors>
 __global__ void __launch_bounds__(kDownWarps * 32, 1)
-    InlineDownKernel(const __grid_constant__ FfnParams p) {
+    InlineDownKernel(const __grid_constant__ FfnParams p,
+                     const __grid_constant__ DownPlaces places) {
   STRATA_SHARED(unsigned char, shared);
   LetNextKernelBegin();
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int warps = blockDim.x / 32;
   const DownJobs jobs(p);
-  SegmentStage* stage = reinterpret_cast<SegmentStage*>(shared) + warp;
-  float* sums = reinterpret_cast<float*>(shared + warps * sizeof(SegmentStage));
   const int panels = p.by_columns.divisor;
   const int live = min(max(*p.live, 0), p.num_rows);
+  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  const int begin = live * panels * block / blocks;
+  const int end = live * panels * (block + 1) / blocks;
+  const int first_row = p.by_columns.Quotient(begin);
+  const int num_rows = begin < end ? p.by_columns.Quotient(end - 1) - first_row + 1 : 0;
+  const DownRows known(shared + places.rows_at, places.span);
+  known.Fill<kDoors>(p, first_row, num_rows);
+  DownSlot<Decode> slot(shared + warp * DownSlot<Decode>::kSize, lane);
+  const QuantizedShared q =
+      QuantizedAt(shared + places.hidden_at, places.span * jobs.entries, p.hidden_width);
+  const Rows rows = {q.codes, q.scales, q.sums, nullptr, p.hidden_width, nullptr, 0};
+  float* sums = reinterpret_cast<float*>(shared + places.sums_at);
   bool looked = false;
-  int turn = 0;
-  // Lane e looks after entry e. Without doors the next item's weights are known and asked for
-  // early.
-  const auto id_of = [&](int row) {
-    return lane < p.num_active ? p.ids[row * p.num_active + lane] : 0;
-  };
-  const auto place_of = [&](uint64_t word) {
-    return lane < p.num_active ? reinterpret_cast<uint64_t>(PanelsOf(word)) + p.down_at
-                               : reinterpret_cast<uint64_t>(p.shared_down.bytes);
-  };
-  uint64_t next_at = 0;
-  for (int item = blockIdx.x; item < live * panels; item += gridDim.x, ++turn) {
-    const int row = p.by_columns.Quotient(item);
-    const int panel = item - row * panels;
-    const int next_item = item + static_cast<int>(gridDim.x);
-    const bool more = !kDoors && next_item < live * panels;
-    const int next_id = more ? id_of(p.by_columns.Quotient(next_item)) : 0;
-    uint64_t at = next_at;
-    RowHomes homes = {};
-    if (kDoors || turn == 0) {
-      const int id = id_of(row);
-      if constexpr (kDoors) homes = HomesOf(p, id, lane);
-      at = place_of(kDoors ? homes.word : lane < p.num_active ? p.experts[id] : 0);
-    }
-    const auto skips = [&](int e) {
-      return kDoors && (e < p.num_active ? homes.Away(e) : p.rows != nullptr);
-    };
-    float weight = 0.0f;
-    if (kDoors && p.rows != nullptr) {
-      weight = 0.0f;  // nobody weighs
-    } else if (lane < p.num_active) {
-      weight = p.weights[row * p.num_active + lane];
-    } else if (lane == p.num_active) {
-      weight = p.shared_weights[row];
-    }
-    float* own = sums + turn % 2 * jobs.count * 32;
-    for (int job = warp; job < jobs.count; job += warps) {
-      const int e = jobs.Entry(job);
-      if (skips(e)) continue;
-      const int segment = jobs.Segment(job);
-      const bool whole = jobs.IsWhole(job);
-      const PanelMatrix& m = e < p.num_active ? p.down : p.shared_down;
-      const uint8_t* unit = PanelsOf(FromLane(at, e)) + UnitAt(m, panel, segment);
-      // And for the next unit.
-      const auto load = [&] {
-        const int next = job + warps;
-        if (next < jobs.count && !skips(jobs.Entry(next))) {
-          const PanelMatrix& n = jobs.Entry(next) < p.num_active ? p.down : p.shared_down;
-          PrefetchUnit(
-              PanelsOf(FromLane(at, jobs.Entry(next))) + UnitAt(n, panel, jobs.Segment(next)),
-              jobs.IsWhole(next) ? n.unit_bytes : n.unit_bytes / 2, lane);
-        }
-        WaitForKernelBefore();  // for good, after the first time
-        StageLoads loads = {};
-        loads.Load(p, EntryIndex(p, row, e), segment, whole ? 8 : 4, lane);
-        return loads;
-      };
-      float sum = 0.0f;
-      if (e < p.num_active) {
-        sum = whole ? DownSum<Decode, 8>(unit, stage, lane, load)
-                    : DownSum<Decode, 4>(unit, stage, lane, load);
+  __syncthreads();
+#pragma unroll 1
+  for (int first = begin; first < end; first += places.batch) {
+    DownWalk walk = {warp, min(places.batch, end - first), 0, 0, 0, false, 0};
+    const uint8_t* unit = nullptr;
+    // The unit of the walk's job, and asks for its first part.
+    const auto ask = [&] {
+      if (walk.Done(jobs)) return;
+      const bool is_shared = walk.entry == p.num_active;
+      const PanelMatrix& m = is_shared ? p.shared_down : p.down;
+      const int item = first + walk.item;
+      const int panel = item - p.by_columns.Quotient(item) * panels;
+      unit =
+          reinterpret_cast<const uint8_t*>(walk.down & ~kLinked) + UnitAt(m, panel, walk.segment);
+      if (is_shared) {
+        AskFor<DecodeQ8_0>(&slot, unit, walk.whole, false, lane);
       } else {
-        sum = whole ? DownSum<DecodeQ8_0, 8>(unit, stage, lane, load)
-                    : DownSum<DecodeQ8_0, 4>(unit, stage, lane, load);
+        AskFor<Decode>(&slot, unit, walk.whole, (walk.down & kLinked) != 0, lane);
       }
-      own[job * 32 + lane] = sum;
-      if (more && job == warp) next_at = place_of(lane < p.num_active ? p.experts[next_id] : 0);
+    };
+    walk.Find(p, jobs, known, first, first_row);
+    ask();
+    if (first == begin) {
+      WaitForKernelBefore();
+      CopyHidden(p, EntryIndex(p, first_row, 0), num_rows * jobs.entries, q);
+      __syncthreads();
     }
-    if (more) {  // every warp has a job
-      const PanelMatrix& n = jobs.Entry(warp) < p.num_active ? p.down : p.shared_down;
-      const int next_panel = next_item - p.by_columns.Quotient(next_item) * panels;
-      PrefetchUnit(
-          PanelsOf(FromLane(next_at, jobs.Entry(warp))) + UnitAt(n, next_panel, jobs.Segment(warp)),
-          jobs.IsWhole(warp) ? n.unit_bytes : n.unit_bytes / 2, lane);
+#pragma unroll 1
+    while (!walk.Done(jobs)) {
+      const int place = walk.Place(jobs);
+      const int row =
+          (p.by_columns.Quotient(first + walk.item) - first_row) * jobs.entries + walk.entry;
+      const bool is_shared = walk.entry == p.num_active, is_whole = walk.whole;
+      const bool linked = (walk.down & kLinked) != 0;
+      const int first_block = walk.segment * 8;
+      const auto next = [&] {
+        walk.at += warps;
+        walk.Find(p, jobs, known, first, first_row);
+        ask();
+      };
+      const auto sum_of = [&](auto decode, auto blocks_of) {
+        return SlotSum<decltype(decode), blocks_of.value>(&slot, unit, NoBook{}, rows, row,
+                                                          first_block, linked, lane, next);
+      };
+      using Long = std::integral_constant<int, 8>;
+      using Short = std::integral_constant<int, 4>;
+      float sum = 0.0f;
+      if (is_shared) {
+        sum = is_whole ? sum_of(DecodeQ8_0{}, Long{}) : sum_of(DecodeQ8_0{}, Short{});
+      } else {
+        sum = is_whole ? sum_of(Decode{}, Long{}) : sum_of(Decode{}, Short{});
+      }
+      sums[place * 32 + lane] = sum;
     }
-    WaitForKernelBefore();
-    if (kDoors && p.rows == nullptr) TakeRemote(p, homes, jobs, own, row, panel, lane, &looked);
+    const int count = min(places.batch, end - first);
+    if (kDoors && p.rows == nullptr) {
+      for (int i = 0; i < count; ++i) {
+        const int row = p.by_columns.Quotient(first + i);
+        const uint2 masks = known.masks[row - first_row];
+        TakeRemote(p, {0, masks.x, masks.y}, jobs, sums + i * jobs.count * 32, row,
+                   first + i - row * panels, lane, &looked);
+      }
+    }
     __syncthreads();
-    if (warp == turn % warps && kDoors && p.rows != nullptr) {
-      StoreRows(p, homes, jobs, own, row, panel, lane);
-    } else if (warp == turn % warps) {
-      const float y = jobs.by_whole.divisor == 2 ? AddEntries<2>(jobs, own, weight, lane)
-                                                 : AddEntries<0>(jobs, own, weight, lane);
+    for (int i = warp; i < count; i += warps) {
+      const int row = p.by_columns.Quotient(first + i);
+      const int panel = first + i - row * panels;
+      const float* own = sums + i * jobs.count * 32;
+      if (kDoors && p.rows != nullptr) {
+        const uint2 masks = known.masks[row - first_row];
+        StoreRows(p, {0, masks.x, masks.y}, jobs, own, row, panel, lane);
+        continue;
+      }
+      const float weight = known.weights[(row - first_row) * 32 + lane];
+      const float y = jobs.whole_each == 2 ? AddEntries<2>(jobs, own, weight, lane)
+                                           : AddEntries<0>(jobs, own, weight, lane);
       p.y[static_cast<int64_t>(row) * p.width + panel * 32 + lane] = y;
     }
+    if (first + places.batch < end) __syncthreads();
   }
   WaitForKernelBefore();
   if (kDoors) {

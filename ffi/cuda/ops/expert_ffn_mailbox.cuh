@@ -56,15 +56,25 @@ __device__ inline void Ring(const FfnParams& p) {
   *rung = 1;
 }
 
+// Waits, one thread, for the letter to be on its way.
+__device__ __forceinline__ void AwaitRing(const FfnParams& p) {
+  constexpr int kMostLooks = 100;  // some 30 us
+  const auto* rung = static_cast<const volatile uint32_t*>(&p.mailbox.state->rung);
+  for (int look = 0; look < kMostLooks && *rung == 0; ++look) __nanosleep(200);
+}
+
 // Holds a block back that is about to read panels over the link. Every thread of the block.
 __device__ __forceinline__ void LetLetterPass(const FfnParams& p) {
   if (p.mailbox.box == nullptr) return;
-  constexpr int kMostLooks = 100;  // some 30 us
-  if (threadIdx.x == 0) {
-    const auto* rung = static_cast<const volatile uint32_t*>(&p.mailbox.state->rung);
-    for (int look = 0; look < kMostLooks && *rung == 0; ++look) __nanosleep(200);
-  }
+  if (threadIdx.x == 0) AwaitRing(p);
   __syncthreads();
+}
+
+// The same for a warp that goes its own way.
+__device__ __forceinline__ void LetLetterPassWarp(const FfnParams& p, int lane) {
+  if (p.mailbox.box == nullptr) return;
+  if (lane == 0) AwaitRing(p);
+  __syncwarp();
 }
 
 // For the next layer. One thread of the second kernel.

@@ -52,6 +52,7 @@ struct FfnParams {
   int32_t down_grids_at;       // there, too: down's, then the shared expert's
   Divider by_panels;           // panels of 32 hidden values
   Divider by_entries;          // of a row
+  Divider by_active;           // routed ones of a row
   Divider by_whole;            // whole segments of a row's hidden values
   Divider by_columns;          // panels of 32 columns of the result
   PanelMatrix gate, up, down;  // of routed experts; `bytes` unused

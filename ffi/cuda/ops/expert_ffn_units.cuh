@@ -11,7 +11,8 @@ namespace strata {
 
 // Two turns for a look-up, and two blocks fit every card.
 inline constexpr int kBookCopies = 16;
-// One turn: for a block that has a multiprocessor with much shared memory to itself.
+// One turn, and an entry's lane is a constant away: for a block that has much shared memory to
+// itself.
 inline constexpr int kMostBookCopies = 32;
 
 // Loads that stay where they are written: the compiler would move them behind a barrier.
@@ -82,6 +83,8 @@ struct Unit {
   static constexpr int kPartBlocks = kBlocks / kParts;
   static constexpr int kSecond = kWords / 2 / 4 * 4;  // first word of the second half
   static constexpr int kCount = kParts == 1 ? kWords : kWords - kSecond;
+  static constexpr int kPartBytes = kCount * 128;  // of all lanes: they lie together
+  static constexpr int kSecondAt = kParts == 1 ? 0 : kSecond * 128;
   static_assert(kParts == 1 || kInfo<Decode>.block_values == 32);
   using First = PartWords<0, kCount, kWords>;
   using Second = PartWords<kSecond, kCount, kWords>;

@@ -80,6 +80,12 @@ inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
   for (int i = 0; i < 32; i += 8) c += (a >> i & 0xffu) * (b >> i & 0xffu);
   return c;
 }
+// Both 16-bit halves of a, times the two lower bytes of b.
+inline int __dp2a_lo(int a, int b, int c) {
+  const int low = static_cast<int16_t>(a) * static_cast<int8_t>(b);
+  const int high = static_cast<int16_t>(a >> 16) * static_cast<int8_t>(b >> 8);
+  return c + low + high;
+}
 
 // Selector nibbles with their highest bit set are left undefined by CUDA's documentation (the
 // instruction then replicates a sign).
