@@ -41,6 +41,7 @@ class Generation:
         self._windows: collections.Counter[int] = collections.Counter()
         self._before = runner.tiers.experts.counters()
         self._prompt_s: float | None = None
+        self._resumed = 0  # ids of the prompt that a request before had read
         self._first: float | None = None
         self._last: float | None = None
         self._count = 0
@@ -74,7 +75,7 @@ class Generation:
         decode_s = None
         if self._count > 1 and self._last is not None and self._first is not None:
             decode_s = self._last - self._first
-        prompt = len(self._request.ids)
+        prompt = len(self._request.ids) - self._resumed
         return Timings(
             load_s=self._runner.load_s,
             compile_s=self._runner.compile_s,
@@ -262,22 +263,28 @@ class Generation:
         return logits
 
     def _read_prompt(self) -> np.ndarray:
-        """Reads the prompt by chunks of tiles, its end by windows; returns the last id's logits."""
+        """Reads the prompt by chunks of tiles, its end by windows; returns the last id's logits.
+
+        What `report` raises stops it at a chunk's border; a prompt that begins as this one goes on there.
+        """
         ids = np.asarray(self._request.ids, np.int32)
         in_tiles = len(ids) // GRAIN * GRAIN
         keep = self._kept is not None
-        self._runner.reset()
-        if self._drafting is not None:
+        start = self._resumed = 0 if keep else self._runner.resume(ids[:in_tiles])
+        if keep:
+            self._runner.reset()
+        if self._drafting is not None and start == 0:
             self._drafting.reset()
             self._drafting.read(ids[:1], self._runner.no_residual, -1)
         logits = np.zeros((1, 1), np.float32)
         rows = self._runner.chunk_rows
-        for begin in range(0, in_tiles, rows):
+        for begin in range(start, in_tiles, rows):
             end = min(begin + rows, in_tiles)
             self._runner.read_ahead(ids[:end], ids[end : end + rows])
             logits = self._runner.read_tile(ids[begin:end], want_logits=keep or end == len(ids))
             self._keep(logits)
             self._note_read(begin, ids[begin + 1 : end + 1], is_last=end == len(ids))
+            self._runner.left = ids[: end + 1] if end < len(ids) else None
             if self._report is not None:
                 self._report(end)
         rows = self._live_rows

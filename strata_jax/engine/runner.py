@@ -1,5 +1,6 @@
 """The model on the primary device: owns parameters, state and store, and puts steps into the queue."""
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -98,6 +99,8 @@ class Runner:
         self._queued: jax.Array | None = None
         self.position = 0
         """Tokens read so far, for good."""
+        self.left: np.ndarray | None = None
+        """Ids that tiles alone have read, nothing since, and the id behind them; for `resume`."""
         rows = options.window_rows if options.residual else 0
         self.no_residual = jax.device_put(
             jnp.zeros((rows, config.num_streams, config.hidden), jnp.float32), self.placing.sharding
@@ -222,6 +225,22 @@ class Runner:
             np.int32(0), self.placing.sharding
         )  # the old one may be an error
         self.position = self._certain_end = self._drafted = self._kept = 0
+        self.left = None
+
+    def resume(self, ids: np.ndarray) -> int:
+        """Where to go on with a prompt, in tiles: behind those of `left` if it begins so, else at 0, reset.
+
+        Tiles may be cut anywhere on the grain (contract C), so what follows has the bits of a cold read.
+        """
+        left, self.left = self.left, None
+        if left is not None and np.array_equal(left, ids[: len(left)]):
+            with contextlib.suppress(StrataError, ValueError, RuntimeError):  # told of the stopped one
+                if self._queued is not None:
+                    self._wait(self._queued)
+                self._check()
+                return len(left) - 1
+        self.reset()
+        return 0
 
     def read_tile(self, ids: np.ndarray, *, want_logits: bool) -> np.ndarray:
         """Reads up to `chunk_rows` ids from a multiple of GRAIN on.
@@ -407,6 +426,7 @@ class Runner:
             certain: ids from this one on are drafts; None: there are none.
         """
         assert self._state is not None, "reset before reading"
+        self.left = None
         certain = len(ids) if certain is None else certain
         assert len(ids) <= width
         assert 0 <= len(ids) - certain <= self.options.most_drafts

@@ -98,6 +98,35 @@ def test_chunks_tell_how_far_a_prompt_has_been_read(engine, tiny_pack, request_o
     assert answer == list(engine.start(request))
 
 
+def test_a_prompt_stopped_at_a_chunks_border_goes_on_there(tiny_pack, request_of, ids):
+    """With the bits of a cold read; another prompt begins anew."""
+    engine = opened(tiny_pack, prefill=1)
+    request = request_of(np.resize(ids, 450), max_tokens=5)
+    other = request_of([*request.ids[:256], 1, 2, 3], max_tokens=5)
+    told = []
+
+    def stop(read: int) -> None:
+        raise KeyboardInterrupt
+
+    def answer(asked, stopped=False):
+        if stopped:
+            with pytest.raises(KeyboardInterrupt):
+                list(engine.start(asked, stop))
+        generation = engine.start(asked, told.append)
+        return list(generation), engine._runner.read_window(np.asarray([7])).copy()
+
+    cold, resumed, fresh = answer(request), answer(request, stopped=True), answer(other)
+    with pytest.raises(KeyboardInterrupt):
+        list(engine.start(request, stop))
+    begun_anew = answer(other)
+    engine.close()
+
+    assert told == [256, 448, 448, 256, 256]
+    for got, wanted in [(resumed, cold), (begun_anew, fresh)]:
+        assert got[0] == wanted[0]
+        assert same_bits(got[1], wanted[1])
+
+
 def test_a_full_context_ends_an_answer(tiny_pack, request_of, ids):
     engine = opened(tiny_pack, max_context=20)
 
