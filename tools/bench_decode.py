@@ -64,6 +64,7 @@ def main() -> None:
         options = RunnerOptions(
             max_context=context,
             chunk_tiles=plan.steps.chunk_tiles,
+            chunk_lends=plan.steps.lends,
             kv=arguments.kv,
             backend=Backend(arguments.platform),
             tiers=settings,

@@ -65,7 +65,7 @@ def measure(pack: Pack, settings: DraftSettings, arguments: argparse.Namespace) 
     needs = draft_needs(pack, settings, CONTEXT, "fp16", steps, arguments.platform)
     assert needs is not None, "a file with a draft layer expected"
     print(
-        f"  weights {needs.weight_bytes >> 20} MiB, cache and residuals {needs.xla_bytes >> 20} MiB"
+        f"  weights {needs.weight_bytes >> 20} MiB, cache and residuals {needs.xla_bytes_of(steps) >> 20} MiB"
     )
     place = primary_sharding(arguments.platform)
     placing = Placing(backend=backend, sharding=place, result_sharding=place, compiler_options=None)

@@ -72,6 +72,7 @@ def main() -> None:
             max_context=context,
             kv=arguments.kv,
             chunk_tiles=plan.steps.chunk_tiles,
+            chunk_lends=plan.steps.lends,
             backend=Backend(arguments.platform),
             tiers=settings,
         )

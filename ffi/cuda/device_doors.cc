@@ -227,7 +227,7 @@ std::string DeviceStore::StartSwaps(const SwapSettings& settings) {
   std::vector<int64_t> slot_bytes;
   for (const ExpertShape& shape : shapes_) slot_bytes.push_back(shape.bytes);
   swaps_ = std::make_unique<DeviceSwaps>(settings, &table_, wanted_, usage_, std::move(slot_bytes),
-                                         host_ == nullptr ? ExpertTag::kLocal : ExpertTag::kHost);
+                                         AwayTag());
   return "";
 }
 

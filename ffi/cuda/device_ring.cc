@@ -24,24 +24,59 @@ std::string DeviceStore::AfterWindow() {
   return swaps_->AfterWindow();
 }
 
-std::string DeviceStore::OpenRing(int64_t num_slots, int64_t min_rows, int64_t patience_ms,
-                                  int num_threads) {
+std::string DeviceStore::LendExpert(int64_t layer, int64_t expert, int64_t home) {
+  const ExpertShape* shape = GetExpertShape(layer);
+  const int64_t index = layer * num_experts_ + expert;
+  if (shape == nullptr || expert < 0 || expert >= num_experts_ || raw_[index].gate == nullptr) {
+    return "device_store: expert " + std::to_string(expert) + " of layer " + std::to_string(layer) +
+           " is not there to be lent";
+  }
+  std::string error;
+  uint8_t* to = Place(Arena::kHost, home, shape->bytes, &error);
+  if (to == nullptr) return error;
+  lent_.Add(&table_, index, to, shape->bytes);
+  const auto add = [&](const DeviceMatrix& m, const uint8_t* raw, int64_t at) {
+    return Copier().Add(*m.type, m.rows, m.cols, raw, to + at, false);
+  };
+  error = add(shape->gate, raw_[index].gate, 0);
+  if (error.empty()) error = add(shape->up, raw_[index].up, shape->up_at);
+  return error.empty() ? add(shape->down, raw_[index].down, shape->down_at) : error;
+}
+
+std::string DeviceStore::OpenRing(const RingPlan& plan) {
   if (ring_ != nullptr) return "device_store: a ring is opened once";
   RingSizes sizes;
   sizes.num_layers = num_layers_;
   sizes.num_experts = num_experts_;
-  sizes.num_slots = num_slots;
-  sizes.min_rows = min_rows;
-  sizes.patience_ms = patience_ms;
+  sizes.num_slots = plan.num_slots;
+  sizes.min_rows = plan.min_rows;
+  sizes.patience_ms = plan.patience_ms;
+  const std::vector<bool> is_lent = lent_.Fixed(table_.size());
+  if (swaps_ != nullptr) swaps_->SetFixed(is_lent);
   for (int64_t layer = 0; layer < num_layers_; ++layer) {
     sizes.slot_bytes = std::max(sizes.slot_bytes, shapes_[layer].bytes);
     // Experts change places within a layer only, so their number there stays.
-    const auto first = table_.begin() + layer * num_experts_;
-    const auto listed = std::count_if(first, first + num_experts_,
-                                      [this](uint64_t word) { return PassesRing(word); });
-    sizes.most_listed = std::max<int64_t>(sizes.most_listed, listed);
+    int64_t listed = 0;
+    for (int64_t i = layer * num_experts_; i < (layer + 1) * num_experts_; ++i) {
+      listed += PassesRing(table_[i]) || is_lent[i];
+    }
+    sizes.most_listed = std::max(sizes.most_listed, listed);
   }
-  if (files_ != nullptr) sizes.stager_threads = num_threads;
+  if (plan.lent_at >= 0) {
+    const int64_t slots = plan.num_slots * sizes.slot_bytes;
+    if (plan.lent_at + slots + plan.scratch_bytes > expert_bytes_) {
+      return "device_store: " + std::to_string(slots + plan.scratch_bytes) +
+             " bytes are borrowed at " + std::to_string(plan.lent_at) + " of " +
+             std::to_string(expert_bytes_);
+    }
+    sizes.memory = expert_arena_ + plan.lent_at;
+    if (plan.scratch_bytes > 0) {
+      scratch_ = sizes.memory + slots;
+      scratch_bytes_ = plan.scratch_bytes;
+      scratch_above_ = plan.scratch_above;
+    }
+  }
+  if (files_ != nullptr) sizes.stager_threads = plan.num_threads;
   try {
     ring_ = std::make_unique<ExpertRing>(
         sizes, [this](int64_t layer, int64_t expert, int64_t part, uint8_t* slot) {
@@ -53,16 +88,37 @@ std::string DeviceStore::OpenRing(int64_t num_slots, int64_t min_rows, int64_t p
   return "";
 }
 
+// With no program under way that reads experts.
+std::string DeviceStore::BorrowSlots() {
+  if (lent_.empty() || lent_.is_lent()) return "";
+  return SettleRing();
+}
+
+std::string DeviceStore::GiveSlotsBack() {
+  if (!lent_.is_lent()) return "";
+  const cudaError_t waited = cudaDeviceSynchronize();
+  if (waited != cudaSuccess) return std::string("device_store: ") + cudaGetErrorString(waited);
+  // No copy of a pass that never ran may come behind.
+  std::string error = ring_->SetList({});
+  if (error.empty()) error = lent_.GiveBack();
+  ring_is_stale_ = true;
+  return error.empty() ? PublishExperts() : error;
+}
+
 // Reads the file: what it does not achieve (a disk that is gone) is the mapping's signal.
 void DeviceStore::MakePanels(int64_t layer, int64_t expert, int64_t part, uint8_t* slot) const {
   const ExpertShape& shape = shapes_[layer];
   const ExpertBytes& raw = raw_[layer * num_experts_ + expert];
-  const DeviceMatrix& m = part == 0 ? shape.gate : part == 1 ? shape.up : shape.down;
-  const uint8_t* rows = part == 0 ? raw.gate : part == 1 ? raw.up : raw.down;
-  const int64_t at = part == 0 ? 0 : part == 1 ? shape.up_at : shape.down_at;
-  WillNeed(rows, m.rows * (m.cols / m.type->block_values * m.type->block_bytes));
+  constexpr int64_t kPieces = ExpertStager::kParts / 3;
+  const int64_t which = part / kPieces, piece = part % kPieces;
+  const DeviceMatrix& m = which == 0 ? shape.gate : which == 1 ? shape.up : shape.down;
+  const uint8_t* rows = which == 0 ? raw.gate : which == 1 ? raw.up : raw.down;
+  const int64_t at = which == 0 ? 0 : which == 1 ? shape.up_at : shape.down_at;
+  if (piece == 0) WillNeed(rows, m.rows * (m.cols / m.type->block_values * m.type->block_bytes));
   const PanelShape panels = ShapeOfPanels(*m.type, m.rows, m.cols);
-  PackPanels(*m.type, panels, rows, 0, panels.num_panels, slot + at);
+  const int64_t first = panels.num_panels * piece / kPieces;
+  const int64_t end = panels.num_panels * (piece + 1) / kPieces;
+  PackPanels(*m.type, panels, rows, first, end - first, slot + at + first * panels.panel_bytes);
 }
 
 std::string DeviceStore::BeginPass(int64_t num_rows) {
@@ -81,6 +137,7 @@ std::string DeviceStore::SettleRing() {
   cudaError_t waited = cudaDeviceSynchronize();
   if (waited != cudaSuccess) return std::string("device_store: ") + cudaGetErrorString(waited);
   std::string error = swaps_ == nullptr ? "" : swaps_->Settle();
+  if (!lent_.is_lent()) lent_.Lend(AwayTag());
   if (error.empty()) error = PublishExperts();
   if (!error.empty()) return error;
   std::vector<ExpertRing::Entry> list;

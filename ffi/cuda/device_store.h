@@ -21,6 +21,7 @@
 #include "cuda/expert_ring.h"
 #include "cuda/expert_word.h"
 #include "cuda/launch.h"
+#include "cuda/lent_slots.h"
 #include "cuda/mailbox.h"
 #include "cuda/panel_copier.h"
 #include "cuda/timeline.h"
@@ -70,6 +71,17 @@ struct Doors {
 
 // Memory for experts' panels; numbered as the tiers of strata_jax/weights/placement.py.
 enum class Arena : int32_t { kHost = 0, kDevice = 1, kPeer = 2, kFile = 3 };
+
+// What OpenRing is told.
+struct RingPlan {
+  int64_t num_slots = 0;
+  int64_t min_rows = 0;  // live rows of a program from which on experts pass the ring
+  int64_t patience_ms = 0;
+  int num_threads = 0;   // that make panels of what is in the file
+  int64_t lent_at = -1;  // offset in the primary's arena from which on it is lent; -1: nothing is
+  int64_t scratch_bytes = 0;  // behind the ring's slots, for programs of more than
+  int64_t scratch_above = 0;  // so many rows
+};
 
 class FileStage;
 class HostWorkers;
@@ -143,11 +155,22 @@ class DeviceStore {
                        int64_t most_rows);
   PeerStore* peer() const { return peer_.get(); }
 
+  // An expert of the primary whose slot prompts borrow (lent_slots.h), and where in the host's
+  // arena its home is, which is made with the next PublishExperts; it has been put, before the
+  // ring.
+  std::string LendExpert(int64_t layer, int64_t expert, int64_t home);
   // Slots that experts of the host's memory, and of the file, pass through in prompts
-  // (expert_ring.h); all experts put, before anything is compiled. `num_threads` make panels of
-  // what is in the file.
-  std::string OpenRing(int64_t num_slots, int64_t min_rows, int64_t patience_ms, int num_threads);
+  // (expert_ring.h); all experts put, before anything is compiled.
+  std::string OpenRing(const RingPlan& plan);
   ExpertRing* ring() const { return ring_.get(); }
+  // What experts of a chunk of so many rows need while they are computed, if that is borrowed, too.
+  uint8_t* ScratchOf(int64_t num_rows) const {
+    return num_rows > scratch_above_ ? scratch_ : nullptr;
+  }
+  int64_t scratch_bytes() const { return scratch_bytes_; }
+  // Before a program that may use what is borrowed, and before a window or an audit.
+  std::string BorrowSlots();
+  std::string GiveSlotsBack();
   // Times what is compiled from now on to be timed.
   void OpenTimeline(int64_t capacity) { timeline_ = std::make_unique<Timeline>(capacity); }
   TimelineAt timeline() const { return timeline_ == nullptr ? TimelineAt{} : timeline_->at(); }
@@ -178,6 +201,7 @@ class DeviceStore {
   static std::string Failed(const char* what, int64_t bytes, cudaError_t error);
   void Release();
   std::string SettleRing();
+  ExpertTag AwayTag() const { return host_ == nullptr ? ExpertTag::kLocal : ExpertTag::kHost; }
   bool PassesRing(uint64_t word) const;
   void MakePanels(int64_t layer, int64_t expert, int64_t part, uint8_t* slot) const;
   PanelCopier& Copier();
@@ -212,6 +236,10 @@ class DeviceStore {
   std::unique_ptr<PeerStore> peer_;
   uint64_t* wanted_ = nullptr;  // null: experts stay where they are
   std::unique_ptr<DeviceSwaps> swaps_;
+  LentSlots lent_;
+  uint8_t* scratch_ = nullptr;
+  int64_t scratch_bytes_ = 0;
+  int64_t scratch_above_ = 0;
   std::unique_ptr<ExpertRing> ring_;
   std::unique_ptr<Timeline> timeline_;
   bool ring_is_stale_ = true;  // its list may not be what words say

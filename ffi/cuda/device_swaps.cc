@@ -34,6 +34,7 @@ DeviceSwaps::DeviceSwaps(const SwapSettings& settings, std::vector<uint64_t>* ta
       away_tag_(away_tag),
       last_counts_(table->size()),
       heat_(table->size()),
+      fixed_(table->size()),
       sides_{{ExpertTag::kLocal, settings.most, {}}, {ExpertTag::kPeer, settings.on_peer, {}}} {
   const size_t pairs = table->size();
   cudaError_t error = cudaStreamCreateWithFlags(&in_, cudaStreamNonBlocking);
@@ -127,7 +128,7 @@ void DeviceSwaps::TakeCounts() {
 std::string DeviceSwaps::StartCopies() {
   moves_.clear();
   // What the first side moves is on its way: the second leaves it alone.
-  std::vector<bool> moved(table_->size());
+  std::vector<bool> moved = fixed_;
   cudaError_t error = cudaSuccess;
   for (Side& side : sides_) {
     if (error == cudaSuccess) error = CopyFor(&side, &moved);

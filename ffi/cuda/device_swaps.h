@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/swap_plan.h"
@@ -51,6 +52,9 @@ class DeviceSwaps {
   // Room for one expert of that size on the device where experts have this tag, and in page-locked
   // memory of the host.
   void AddSpares(ExpertTag tag, int64_t bytes, uint8_t* on_device, uint8_t* on_host);
+
+  // Experts that stay where they are, by word.
+  void SetFixed(std::vector<bool> fixed) { fixed_ = std::move(fixed); }
 
   // A window has ended. Returns what went wrong, or an empty string.
   std::string AfterWindow();
@@ -105,6 +109,7 @@ class DeviceSwaps {
   uint64_t* table_copy_ = nullptr;  // page-locked, on its way to `wanted`
   std::vector<uint32_t> last_counts_;
   std::vector<float> heat_;  // decayed
+  std::vector<bool> fixed_;
   Side sides_[2];
   Spares host_spares_;
   std::vector<Move> moves_;

@@ -47,7 +47,10 @@ ExpertRing::ExpertRing(const RingSizes& sizes, MakePanels make)
   const int64_t slot_bytes = sizes.num_slots * sizes.slot_bytes;
   const int64_t place_bytes = sizes.num_layers * sizes.num_experts * 4;
   const int64_t bound_bytes = (sizes.num_layers * groups_ + 1) * 4;
-  take("memory for slots", slot_bytes, cudaMalloc(&slots_, slot_bytes));
+  if (sizes.memory == nullptr) {
+    take("memory for slots", slot_bytes, cudaMalloc(&owned_slots_, slot_bytes));
+  }
+  slots_ = sizes.memory == nullptr ? owned_slots_ : sizes.memory;
   take("a table", place_bytes, cudaMalloc(&places_, place_bytes));
   take("a table", bound_bytes, cudaMalloc(&bounds_, bound_bytes));
   take("a state", sizeof(RingState), cudaMalloc(&state_, sizeof(RingState)));
@@ -110,7 +113,7 @@ void ExpertRing::Release() {
   for (const cudaEvent_t event : batches_) {
     if (event != nullptr) cudaEventDestroy(event);
   }
-  for (void* memory : {static_cast<void*>(slots_), static_cast<void*>(state_),
+  for (void* memory : {static_cast<void*>(owned_slots_), static_cast<void*>(state_),
                        static_cast<void*>(places_), static_cast<void*>(bounds_)}) {
     cudaFree(memory);
   }

@@ -110,7 +110,8 @@ struct RingSizes {
   int64_t slot_bytes = 0;
   int64_t min_rows = 0;
   int64_t patience_ms = 0;
-  int stager_threads = 0;  // 0: every expert has panels somewhere
+  int stager_threads = 0;     // 0: every expert has panels somewhere
+  uint8_t* memory = nullptr;  // for slots, the caller's; null: the ring takes its own
 };
 
 // Of a layer: the fewest of which the ring holds two, one that is computed and one that arrives.
@@ -177,6 +178,7 @@ class ExpertRing {
   int64_t groups_;
   int device_ = 0;
   uint8_t* slots_ = nullptr;
+  uint8_t* owned_slots_ = nullptr;
   RingState* state_ = nullptr;
   uint32_t* places_ = nullptr;  // [layers, experts]
   uint32_t* bounds_ = nullptr;  // [layers * groups + 1]

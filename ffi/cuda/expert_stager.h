@@ -25,8 +25,8 @@ namespace strata {
 
 class ExpertStager {
  public:
-  // Parts of an expert that are made side by side: its matrices.
-  static constexpr int64_t kParts = 3;
+  // Parts of an expert that are made side by side: quarters of its three matrices.
+  static constexpr int64_t kParts = 12;
   struct Work {
     // Whether entry n has to be made, now that it is its turn.
     std::function<bool(uint64_t n)> is_wanted;
@@ -57,7 +57,7 @@ class ExpertStager {
  private:
   static constexpr int64_t kBuffers = 32;
   // Experts made at once: enough for many threads, and few enough for the first to be there soon.
-  static constexpr int64_t kAtOnce = 8;
+  static constexpr int64_t kAtOnce = 16;
   struct Made {
     uint64_t n;
     int64_t buffer;

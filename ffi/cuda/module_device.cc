@@ -143,6 +143,7 @@ int64_t FfnWorkspace(int64_t slot, int64_t layer, int64_t shared_gate, int64_t n
   if (shape == nullptr) {
     throw std::invalid_argument("device_store: no experts in layer " + std::to_string(layer));
   }
+  if (store->ScratchOf(num_rows) != nullptr) return 16;  // it is borrowed; one result all the same
   const int64_t hidden = std::max(shape->gate.rows, MatrixOf(*store, shared_gate, layer).rows);
   return ExpertFfnWorkspace(num_rows, num_active, store->num_experts(), shape->gate.cols, hidden,
                             store->ring() != nullptr);
@@ -244,8 +245,25 @@ class DeviceStoreHandle {
     const py::gil_scoped_release release;
     Check(store.AfterWindow());
   }
-  void OpenRing(int64_t num_slots, int64_t min_rows, int64_t patience_ms, int num_threads) {
-    Check(Held().OpenRing(num_slots, min_rows, patience_ms, num_threads));
+  void LendExpert(int64_t layer, int64_t expert, int64_t home) {
+    DeviceStore& store = Held();
+    const py::gil_scoped_release release;
+    Check(store.LendExpert(layer, expert, home));
+  }
+  void OpenRing(int64_t num_slots, int64_t min_rows, int64_t patience_ms, int num_threads,
+                int64_t lent_at, int64_t scratch_bytes, int64_t scratch_above) {
+    Check(Held().OpenRing(
+        {num_slots, min_rows, patience_ms, num_threads, lent_at, scratch_bytes, scratch_above}));
+  }
+  void BorrowSlots() {
+    DeviceStore& store = Held();
+    const py::gil_scoped_release release;
+    Check(store.BorrowSlots());
+  }
+  void GiveSlotsBack() {
+    DeviceStore& store = Held();
+    const py::gil_scoped_release release;
+    Check(store.GiveSlotsBack());
   }
   void OpenTimeline(int64_t capacity) { Held().OpenTimeline(capacity); }
   std::vector<std::pair<uint64_t, uint64_t>> TakeTimeline() {
@@ -404,7 +422,12 @@ void BindDevice(py::module_& module) {
            py::arg("offset"), py::arg("on_host"))
       .def("after_window", &DeviceStoreHandle::AfterWindow)
       .def("open_ring", &DeviceStoreHandle::OpenRing, py::arg("num_slots"), py::arg("min_rows"),
-           py::arg("patience_ms"), py::arg("num_threads"))
+           py::arg("patience_ms"), py::arg("num_threads"), py::arg("lent_at"),
+           py::arg("scratch_bytes"), py::arg("scratch_above"))
+      .def("lend_expert", &DeviceStoreHandle::LendExpert, py::arg("layer"), py::arg("expert"),
+           py::arg("home"))
+      .def("borrow_slots", &DeviceStoreHandle::BorrowSlots)
+      .def("give_slots_back", &DeviceStoreHandle::GiveSlotsBack)
       .def("open_timeline", &DeviceStoreHandle::OpenTimeline, py::arg("capacity"))
       .def("take_timeline", &DeviceStoreHandle::TakeTimeline,
            "(nanoseconds, phase) of every mark since the last time.")

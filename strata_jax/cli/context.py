@@ -115,7 +115,9 @@ def open_engine(pack: "Pack", options: "EngineOptions", report: Report) -> Engin
     """Loads the model. StrataError if it cannot run here or does not fit."""
     plan = _check_fits(pack, options)
     # Free memory may be another number by the time the engine plans: the chunk is chosen here.
-    options = dataclasses.replace(options, prefill=plan.steps.chunk_tiles)
+    options = dataclasses.replace(
+        options, prefill=plan.steps.chunk_tiles, prefill_lends=plan.steps.lends
+    )
     report("starting JAX")
     start_jax(options.platform, plan.xla_bytes)
     from strata_jax.engine.engine import Engine as RealEngine

@@ -68,6 +68,7 @@ class Engine:
             max_context=context,
             window_rows=options.checked_rows(),
             chunk_tiles=options.prefill,
+            chunk_lends=options.prefill_lends,
             prefill_timing=options.prefill_timing,
             kv=options.kv,
             all_logits=options.all_logits,

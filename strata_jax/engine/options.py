@@ -58,6 +58,8 @@ class EngineOptions:
     prefill: int | None = None
     """Tiles of a chunk, the most of a prompt that one program reads; None = one on the CPU, on a GPU
     up to 8192 rows as its memory allows. Answers do not depend on it."""
+    prefill_lends: bool | None = None
+    """Whether a chunk's experts are computed in borrowed slots; None = what the plan chooses."""
     prefill_timing: bool = False
     """Tell where the time of each prompt went; programs for prompts are other ones then, answers are not."""
     tiers: TierSettings = dataclasses.field(default_factory=TierSettings)
@@ -108,6 +110,7 @@ class EngineOptions:
             window_rows=self.checked_rows(),
             all_logits=self.all_logits,
             chunk_tiles=self.prefill,
+            lends=self.prefill_lends,
         )
 
     def draft_settings(self) -> DraftSettings | None:

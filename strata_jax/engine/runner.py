@@ -158,8 +158,9 @@ class Runner:
         its first launch, or making a graph.
         """
         self.reset()
-        windows = {self.options.window_rows: self._window}
-        for width, program in [*windows.items(), *self._tiles.items()]:
+        for width, program in [(self.options.window_rows, self._window), *self._tiles.items()]:
+            if program is not self._window:
+                self.tiers.experts.borrow_slots()
             for _ in range(2):
                 state, self._state = self._state, None
                 numbers = np.zeros(width + len(Numbers._fields), np.int32)
@@ -170,16 +171,14 @@ class Runner:
 
     def _open_tiers(self, pack: Pack, report: Callable[[str], None]) -> EngineTiers:
         options = self.options
-        steps = options.step_sizes()
-        settings, context, kv = options.tiers, options.max_context, options.kv
         try:
             return EngineTiers.open(
                 pack,
                 self._store,
-                settings,
-                context,
-                kv,
-                steps,
+                options.tiers,
+                options.max_context,
+                options.kv,
+                options.step_sizes(),
                 report,
                 options.backend,
                 options.draft_needs,
@@ -221,9 +220,8 @@ class Runner:
         # In place: a captured graph knows its addresses, and two caches at once may not fit.
         state, self._state = self._state, None
         self._state = self._empty() if state is None else self._cleared(state)
-        self._best = jax.device_put(
-            np.int32(0), self.placing.sharding
-        )  # the old one may be an error
+        # The old one may be an error.
+        self._best = jax.device_put(np.int32(0), self.placing.sharding)
         self.position = self._certain_end = self._drafted = self._kept = 0
         self.left = None
 
@@ -234,7 +232,9 @@ class Runner:
         """
         left, self.left = self.left, None
         if left is not None and np.array_equal(left, ids[: len(left)]):
-            with contextlib.suppress(StrataError, ValueError, RuntimeError):  # told of the stopped one
+            with contextlib.suppress(
+                StrataError, ValueError, RuntimeError
+            ):  # told of the stopped one
                 if self._queued is not None:
                     self._wait(self._queued)
                 self._check()
@@ -432,6 +432,8 @@ class Runner:
         assert 0 <= len(ids) - certain <= self.options.most_drafts
         assert self.position + len(ids) <= self.options.max_context
         self._check()  # of steps before this one, in whose state it would go on
+        if program is self._window:
+            self.tiers.experts.give_slots_back()
         for tier in self._answering():
             tier.before_window()
         numbers = np.zeros(width + len(Numbers._fields), np.int32)

@@ -18,6 +18,8 @@ class RunnerOptions:
     """Width of the window program; a row's bits do not depend on it."""
     chunk_tiles: int | None = None
     """Tiles of the largest program; None = what the plan chooses. Results do not depend on it."""
+    chunk_lends: bool | None = None
+    """Whether its experts are computed in borrowed slots; None = what the plan chooses."""
     prefill_timing: bool = False
     """Whether a device's programs for prompts mark when their parts begin."""
     kv: KvType = "fp16"
@@ -50,4 +52,5 @@ class RunnerOptions:
             window_rows=self.window_rows,
             all_logits=self.all_logits,
             chunk_tiles=tiles,
+            lends=self.chunk_lends,
         )

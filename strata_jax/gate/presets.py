@@ -272,9 +272,12 @@ def _drafts(facts: ModelFacts) -> tuple[Comparison, ...]:
 
 def _chunks(facts: ModelFacts) -> tuple[Comparison, ...]:
     half, total = str(facts.total_experts // 2), str(facts.total_experts)
+    no_ram = {"resident_budget_gib": "0"}
 
     def side(name: str, tiles: int, experts: str, **flags: str) -> Side:
         misses = NO_MISSES if experts == total else MISSES
+        if flags == no_ram:
+            misses = FILE
         return Side(
             name=name,
             flags={"prefill": str(tiles), "expert_cache": experts, **flags, **_FROZEN},
@@ -285,13 +288,14 @@ def _chunks(facts: ModelFacts) -> tuple[Comparison, ...]:
         Comparison(
             name="chunks",
             contract="C",
-            varied=frozenset({"prefill", "prefill_ring", "expert_cache"}),
+            varied=frozenset({"prefill", "prefill_ring", "expert_cache", *no_ram}),
             sides=(
                 side("one tile", 1, half),
                 side("two tiles", 2, half),
                 side("four tiles", 4, half),
                 side("two tiles, resident", 2, total),
                 side("one tile, no ring", 1, half, prefill_ring="0"),
+                side("two tiles, from the file", 2, half, **no_ram),
             ),
         ),
     )
@@ -318,7 +322,8 @@ PRESETS: Mapping[str, Preset] = {
     "ple-io": Preset(summary="the n-gram table read in its three modes", make=_ple_io),
     "threads": Preset(summary="1, 2 and 3 threads", make=_threads),
     "chunks": Preset(
-        summary="1, 2 and 4 tiles of a prompt at once, experts streamed, resident or read over the link",
+        summary="1, 2 and 4 tiles of a prompt at once, experts streamed from RAM or the file, resident or "
+        "read over the link",
         make=_chunks,
     ),
     "processes": Preset(

@@ -34,7 +34,7 @@ CUDA_RUNTIME_BYTES = XLA_BYTES + 88 * MIB
 captured graphs. Measured on an H200: 533 to 594 MiB, 580 with 48 layers."""
 SWAP_SPARES = 16
 """Experts of one size that change places at once on a GPU, each with spare room on both sides."""
-_CHUNK_SHARE = 8
+CHUNK_SHARE = 8
 """Auto lets the workspace of a chunk take at most this part of a GPU's memory."""
 MOST_AUTO_CHUNK = 8192
 """Rows of a chunk that auto makes on a GPU: enough for a third of the experts over PCIe 5 beside the
@@ -64,6 +64,9 @@ class StepSizes:
     """Tiles give the logits of every row."""
     chunk_tiles: int | None = 1
     """Most tiles that one program reads; None = not chosen yet (`choose_chunk`)."""
+    lends: bool | None = None
+    """Whether experts of programs of more than a tile are computed in borrowed slots (`prompt_plan.py`);
+    None = not chosen yet."""
     on_gpu: bool = False
     """Whether it is a GPU that runs them: XLA keeps less at once there."""
 
@@ -112,8 +115,7 @@ def workspace_bytes(
     Caches reach a chunk and a grain past the context, because the last chunk is padded: that counts
     here, too.
     """
-    chunk_head = steps.chunk_rows if steps.all_logits else 1
-    rows = _rows_bytes(config, steps.chunk_rows, chunk_head, steps.on_gpu)
+    rows = chunk_bytes(config, steps)
     rows += _rows_bytes(config, steps.window_rows, steps.window_rows, steps.on_gpu)
     if config.index_budget:
         blocks = -(-max_context // config.index_ratio)
@@ -121,6 +123,25 @@ def workspace_bytes(
         of_tile = min(steps.chunk_rows * blocks * _TILE_SCORE_BYTES, _MOST_TILE_SCORES)
         rows += max(of_threads, of_tile)
     return rows + (steps.chunk_rows + _CACHE_GRAIN) * kv_bytes_per_token
+
+
+def chunk_bytes(config: ModelConfig, steps: StepSizes) -> int:
+    """Upper bound of what programs for prompts need at once, those of a tile and those of a chunk.
+
+    What experts need where slots are borrowed for it is left out.
+    """
+    whole, tile = (
+        _rows_bytes(config, rows, rows if steps.all_logits else 1, steps.on_gpu)
+        for rows in (steps.chunk_rows, steps.tile_rows)
+    )
+    lent = expert_rows_bytes(config, steps.chunk_rows) if steps.lends else 0
+    return max(whole - lent, tile)
+
+
+def expert_rows_bytes(config: ModelConfig, rows: int) -> int:
+    """Upper bound of what a layer's experts need at once: hidden and result rows of each entry."""
+    per_row = (config.num_experts_active + 1) * (config.expert_width + config.hidden)
+    return _FLOAT * rows * per_row
 
 
 def choose_chunk(config: ModelConfig, steps: StepSizes, memory_bytes: int | None) -> StepSizes:
@@ -139,8 +160,8 @@ def choose_chunk(config: ModelConfig, steps: StepSizes, memory_bytes: int | None
     tiles = 1
     if memory_bytes is not None and not steps.all_logits:
         while 2 * tiles * steps.tile_rows <= MOST_AUTO_CHUNK:
-            workspace = _rows_bytes(config, 2 * tiles * steps.tile_rows, 1, steps.on_gpu)
-            if workspace > memory_bytes // _CHUNK_SHARE:
+            twice = dataclasses.replace(steps, chunk_tiles=2 * tiles, lends=False)
+            if chunk_bytes(config, twice) > memory_bytes // CHUNK_SHARE:
                 break
             tiles *= 2
     return dataclasses.replace(steps, chunk_tiles=tiles)
@@ -164,6 +185,20 @@ def peer_workspace_bytes(config: ModelConfig, steps: StepSizes, *, is_reached: b
 def peer_result_bytes(config: ModelConfig, steps: StepSizes) -> int:
     """What a GPU's peer leaves on the primary: a row of results for every expert of a window's rows."""
     return steps.window_rows * config.num_experts_active * config.hidden * _FLOAT
+
+
+def lockable_experts(allowed: int, expert_bytes: int) -> int:
+    """Bytes of experts that the system's limit allows to lock: it counts the whole pages they touch.
+
+    Each of an expert's three matrices may share a page at either end with what is not locked, and so may
+    a table that is locked later.
+
+    Args:
+        allowed: bytes that may be locked.
+        expert_bytes: of the smallest expert.
+    """
+    page = resource.getpagesize()
+    return (allowed - 2 * page) * expert_bytes // (expert_bytes + 6 * page)
 
 
 def stream_slots(num_experts: int, stream_share: float) -> int:
@@ -209,7 +244,7 @@ def _rows_bytes(config: ModelConfig, rows: int, head_rows: int, on_gpu: bool) ->
     linear = 2 * config.gdn_key_heads * config.gdn_head_dim + 2 * values
     attention = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     attention += (config.index_heads + 1) * config.index_dim
-    experts = (config.num_experts_active + 1) * (config.expert_width + config.hidden)
+    experts = expert_rows_bytes(config, 1) // _FLOAT
     # Streams before and after a block, normed, gated and packed for the next; a mixer's input
     # before and after its convolution, its heads and its output.
     per_row = 6 * streams + 4 * config.hidden + 4 * max(linear, attention) + experts

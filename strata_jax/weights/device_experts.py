@@ -15,7 +15,7 @@ from strata_jax.weights.device_peer import PeerDevice
 from strata_jax.weights.matrices import MatrixAt, matrices_of
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.panels import EXPERT_PARTS, expert_slot_bytes, matrix_bytes
-from strata_jax.weights.placement import Placement, Tier
+from strata_jax.weights.placement import Placement, Tier, slot_bytes
 from strata_jax.weights.prefill_ring import PATIENCE_MS, min_rows
 from strata_jax.weights.tier_needs import TierPlan
 
@@ -70,6 +70,7 @@ class DeviceExperts:
         self._experts = experts
         self._usage = np.zeros(placement.tiers.shape, np.int64)
         self._last: dict[str, int] | None = None
+        self._is_lent = False  # whether slots may be: the library knows it
 
     @classmethod
     def open(
@@ -107,6 +108,7 @@ class DeviceExperts:
         fixed = [m for m in matrices if m.role not in _NOT_MATRICES]
         sides = sides_that_move(host.adapt, placement.tiers)
         spare = {tier: swap_spare_bytes(slots) if tier in sides else 0 for tier in Tier}
+        homes = plan.prompt.home_bytes(placement)
         total = sum(m.count * matrix_bytes(m.type, m.rows, m.cols) for m in fixed)
         try:
             native = backend.library.DeviceStore(
@@ -115,7 +117,7 @@ class DeviceExperts:
                 experts,
                 total,
                 placement.primary_bytes + spare[Tier.PRIMARY],
-                host_bytes + sum(spare.values()),
+                host_bytes + homes + sum(spare.values()),
             )
         except RuntimeError as error:
             raise CapacityError(str(error)) from None
@@ -127,6 +129,7 @@ class DeviceExperts:
                 _open_peer(native, pack, peer, expert_bytes, steps)
             _put_matrices(native, fixed, total, report)
             _put_experts(native, parts, placement, slots, report)
+            _lend_experts(native, plan, host_bytes)
             native.publish_experts()  # all is in place: what follows is measured
             doors = None
             if away.any() or in_file.any():
@@ -134,10 +137,10 @@ class DeviceExperts:
             if sides:
                 ends = {Tier.PRIMARY: placement.primary_bytes, Tier.PEER: placement.peer_bytes}
                 begins = {tier: ends[tier] for tier in sides}
-                start_swaps(native, host.adapt, slots, begins, host_bytes)
+                start_swaps(native, host.adapt, slots, begins, host_bytes + homes)
             native.publish_experts()  # with tags, and addresses of what stays in the file
             if plan.ring_slots:
-                native.open_ring(plan.ring_slots, min_rows(steps), PATIENCE_MS, host.threads)
+                _open_ring(native, plan, host.threads)
             for layer in range(layers if peer is not None else 0):
                 native.warm_peer(layer, _SHARED_ROLES)
         except RuntimeError as error:
@@ -195,6 +198,25 @@ class DeviceExperts:
         """(nanoseconds, phase) of the marks since the last time; waits for the device."""
         return tuple(self._native.take_timeline())
 
+    def borrow_slots(self) -> None:
+        """Before a program that may use what prompts borrow, other than by `before_tile`."""
+        self._is_lent = True
+        self._native.borrow_slots()
+
+    def give_slots_back(self) -> None:
+        """Before a window, or whoever looks where experts are: fills slots that a prompt has borrowed.
+
+        Raises:
+            StrataError: if a copy failed.
+        """
+        if not self._is_lent:
+            return
+        self._is_lent = False
+        try:
+            self._native.give_slots_back()
+        except RuntimeError as error:
+            raise StrataError(str(error)) from None
+
     def before_prompt(self) -> None:
         """Forgets what a prompt before may have left unfinished."""
         self._native.begin_prompt()
@@ -205,6 +227,7 @@ class DeviceExperts:
         Raises:
             StrataError: if copies failed.
         """
+        self._is_lent = True
         try:
             self._native.begin_pass(num_rows)
         except RuntimeError as error:
@@ -250,6 +273,7 @@ class DeviceExperts:
 
     def tiers(self) -> np.ndarray:
         """Tier of every expert now, uint8 [L, E]."""
+        self.give_slots_back()
         return np.reshape(self._native.tiers(), self._placement.tiers.shape).astype(np.uint8)
 
     def usage(self) -> np.ndarray:
@@ -259,6 +283,7 @@ class DeviceExperts:
 
     def audit(self) -> list[str]:
         """Compares every expert's bytes on the device with the file; one line for each fault."""
+        self.give_slots_back()
         layers, experts = self._placement.tiers.shape
         found = [
             self._native.audit_expert(layer, expert, _addresses(self._experts[layer], expert))
@@ -308,6 +333,29 @@ def _open_peer(
         expert_bytes,
         max(pack.config.expert_width, pack.config.shared_width),
         peer_rows(steps, is_reached=peer.is_reached),
+    )
+
+
+def _lend_experts(native: Any, plan: TierPlan, begin: int) -> None:
+    """Second copies of the experts whose slots prompts borrow, from `begin` of the host's arena on."""
+    sizes = slot_bytes(plan.placement.expert_bytes)
+    for layer, expert in np.argwhere(plan.prompt.lent_experts(plan.placement)).tolist():
+        native.lend_expert(layer, expert, begin)
+        begin += int(sizes[layer, expert])
+
+
+def _open_ring(native: Any, plan: TierPlan, threads: int) -> None:
+    prompt, lent_at = plan.prompt, -1
+    if prompt.lent_bytes:
+        lent_at = plan.placement.primary_bytes - prompt.lent_bytes
+    native.open_ring(
+        plan.ring_slots,
+        min_rows(plan.steps),
+        PATIENCE_MS,
+        threads,
+        lent_at,
+        prompt.scratch_bytes,
+        plan.steps.tile_rows,
     )
 
 

@@ -37,7 +37,13 @@ class DraftNeeds:
     weight_bytes: int
     """The layer's matrices and experts, and rows of the head that are copied."""
     xla_bytes: int
-    """Its cache, once more while cells move, and the model's residuals that it reads."""
+    """Its cache, once more while cells move, and the residuals of windows that it reads."""
+    row_bytes: int
+    """Of the residuals of a prompt's program, which it reads as well, for each row."""
+
+    def xla_bytes_of(self, steps: StepSizes) -> int:
+        """With the residuals of a chunk: one that it reads, while the next chunk's is written."""
+        return self.xla_bytes + 2 * steps.chunk_rows * self.row_bytes
 
 
 def draft_needs(
@@ -67,15 +73,14 @@ def draft_needs(
         weights = sum(m.num_bytes for m in matrices)
         if platform != "cpu":
             weights = sum(store_bytes(matrices))
-    # A chunk's residual is small beside its workspace, whose bound has room for it.
     one_tile = dataclasses.replace(steps, chunk_tiles=1)
     sizes = draft_sizes(config, settings, max_context, kv, one_tile)
     cells = sizes.num_cells * cell_bytes(config, draft_kv(kv))
     row = config.num_streams * config.hidden * _FLOAT
-    residuals = 2 * steps.tile_rows + 4 * steps.window_rows
     return DraftNeeds(
         weight_bytes=weights,
-        xla_bytes=cells * (2 if sizes.step else 1) + residuals * row,
+        xla_bytes=cells * (2 if sizes.step else 1) + 4 * steps.window_rows * row,
+        row_bytes=row,
     )
 
 

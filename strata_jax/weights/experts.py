@@ -131,6 +131,12 @@ class ExpertTiers:
     def before_tile(self, num_rows: int) -> None:
         """Nothing: on the CPU a tile reads experts where they lie."""
 
+    def borrow_slots(self) -> None:
+        """Nothing: nobody borrows slots on the CPU."""
+
+    def give_slots_back(self) -> None:
+        """Nothing: see `borrow_slots`."""
+
     def before_window(self) -> None:
         """Waits for an adaptive round under way, so that its swaps never depend on timing.
 

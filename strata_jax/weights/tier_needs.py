@@ -7,6 +7,7 @@ from strata_jax.config import NgramIo
 from strata_jax.errors import CapacityError
 from strata_jax.weights.budget import MIB, XLA_BYTES, StepSizes, shown
 from strata_jax.weights.placement import Placement, Tier
+from strata_jax.weights.prompt_plan import PromptPlan
 
 DRAFT_XLA = "draft cache"
 """The draft layer's part that XLA holds; its weights are not."""
@@ -73,8 +74,8 @@ class TierPlan:
     """How the n-gram table is read; None without one."""
     steps: StepSizes
     """Sizes of the compiled programs, all of them chosen."""
-    ring_slots: int
-    """Slots of a GPU that prompts stream the host's experts through; 0 = none."""
+    prompt: PromptPlan
+    """What a GPU's prompts need beside a tile's workspace."""
     cache_is_on: bool
     """Whether the primary has slots for experts."""
     peer_is_on: bool
@@ -83,6 +84,11 @@ class TierPlan:
     peer_moves: bool
     notes: tuple[str, ...]
     """What the user should know, one line each."""
+
+    @property
+    def ring_slots(self) -> int:
+        """Slots of a GPU that prompts stream the host's experts through; 0 = none."""
+        return self.prompt.ring_slots
 
     @property
     def fits(self) -> bool:
@@ -121,6 +127,7 @@ class TierPlan:
             "chunk_tiles": self.steps.chunk_tiles,
             "chunk_rows": self.steps.chunk_rows,
             "ring_slots": self.ring_slots,
+            "lent_bytes": self.prompt.lent_bytes,
             "needs": needs,
             "cache_is_on": self.cache_is_on,
             "peer_is_on": self.peer_is_on,

@@ -1,18 +1,19 @@
 """Plans the tiers of a model on a machine: from headers, settings and free memory to a placement."""
 
 import dataclasses
-import resource
 from collections.abc import Sequence
 
 import numpy as np
 
 from strata_jax.config import LOOPBACK, NgramIo, TierSettings
+from strata_jax.errors import CapacityError
 from strata_jax.weights.budget import (
     GIB,
     MIB,
     HostMemory,
     StepSizes,
     choose_chunk,
+    lockable_experts,
     peer_result_bytes,
     peer_workspace_bytes,
     reserve_bytes,
@@ -36,8 +37,9 @@ from strata_jax.weights.placement import (
     slot_bytes,
 )
 from strata_jax.weights.plan import Plan, expert_bytes_by_layer
-from strata_jax.weights.prefill_ring import auto_room, can_stream, ring_slots, stager_bytes
+from strata_jax.weights.prefill_ring import can_stream, stager_bytes
 from strata_jax.weights.profile import Profile
+from strata_jax.weights.prompt_plan import PromptPlan, chunk_choices, plan_prompts
 from strata_jax.weights.tier_advice import Advisor
 from strata_jax.weights.tier_needs import DRAFT_XLA, Need, TierPlan
 from strata_jax.weights.tier_notes import device_notes, placement_notes
@@ -45,7 +47,6 @@ from strata_jax.weights.tier_notes import device_notes, placement_notes
 _HEADROOM_SHARE = 8
 """Auto leaves this part of the RAM to others, but no more than `_HEADROOM_BYTES`."""
 _HEADROOM_BYTES = 2 * GIB
-_PAGE = resource.getpagesize()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,11 @@ class _Planner:
         steps = dataclasses.replace(steps, on_gpu=not self.emulated)
         # A peer that the primary does not reach takes rows a few at a time, and memory for all of them.
         far = settings.peer_device is not None and not (self.loopback or machine.peer_is_reached)
-        self.steps = choose_chunk(self.config, steps, None if self.emulated or far else memory)
+        self.asked, self.memory = steps, None if self.emulated or far else memory
+        self.steps = choose_chunk(self.config, steps, self.memory)
+        self.draft = draft
+        # Whether the primary computes all that is not resident.
+        self.may_stream = not self.emulated and not far
         self.cache_is_on = settings.cache_is_on(machine.platform)
         self.max_context = plan.max_context
         self.kv_per_token = plan.kv_bytes // plan.max_context
@@ -136,14 +141,14 @@ class _Planner:
             "dense": sizes["dense"] + sizes["embedding"],
             "kv": plan.kv_bytes,
             "state": plan.state_bytes,
-            "workspace": self._workspace_bytes(plan.max_context),
         }
         if machine.runtime_bytes:
             self.fixed["runtime"] = machine.runtime_bytes
         if settings.peer_device is not None and not self.emulated:
             self.fixed["peer rows"] = peer_result_bytes(self.config, self.steps)
         if draft is not None:
-            self.fixed |= {"draft": draft.weight_bytes, DRAFT_XLA: draft.xla_bytes}
+            self.fixed |= {"draft": draft.weight_bytes}
+        self._use_chunk(self.steps)
         self.has_expert_tiles = False
         layers = self._expert_bytes(pack)
         shape = (self.config.num_layers, self.config.num_experts)
@@ -154,6 +159,12 @@ class _Planner:
         )
         self.notes = list(settings.notes(machine.platform))
         self.staging, self.peer_staging = self._staging_bytes()
+
+    def _use_chunk(self, steps: StepSizes) -> None:
+        self.steps = steps
+        self.fixed["workspace"] = self._workspace_bytes(self.max_context)
+        if self.draft is not None:
+            self.fixed[DRAFT_XLA] = self.draft.xla_bytes_of(steps)
 
     def _choose_io(self) -> NgramIo:
         settings, memory = self.settings, self.machine.host.available_bytes
@@ -203,13 +214,9 @@ class _Planner:
 
     def plan(self) -> TierPlan:
         """Devices first, then what they leave to the host."""
-        request, placement = self._placed()
-        ring = self._ring_slots(request, placement)
-        if ring:
-            self.fixed["prefill ring"] = ring * self.largest_slot
-            request, placement = self._placed()
-        host = self._host_parts(placement)
-        request, placement = self._split_ram(request, placement, host, ring)
+        request, placement, prompt = self._with_prompts()
+        host = self._host_parts(placement, prompt)
+        request, placement = self._split_ram(request, placement, host, prompt.ring_slots)
         needs = [
             *self._device_needs(request, placement),
             *self._host_needs(request, host, placement),
@@ -223,7 +230,7 @@ class _Planner:
             placement=placement,
             ngram_io=self.ngram_io if self.ngram_bytes else None,
             steps=self.steps,
-            ring_slots=ring,
+            prompt=prompt,
             cache_is_on=self.cache_is_on,
             peer_is_on=request.peer is not None,
             primary_moves=self.emulated or self.staging > 0,
@@ -260,28 +267,38 @@ class _Planner:
             placement = place(request)
         return request, placement
 
-    def _ring_slots(self, request: PlacementRequest, placement: Placement) -> int:
-        """Slots that prompts stream through, where the primary computes all that is not resident."""
-        settings, is_alone = self.settings, self.settings.peer_device is None
-        if self.emulated or not (is_alone or self.loopback or self.machine.peer_is_reached):
-            return 0
-        assert request.primary is not None
-        away = placement.tiers == Tier.HOST
-        if not (is_alone or self.loopback):  # another card's memory is far, too
-            away |= placement.tiers == Tier.PEER
-        left = None
-        if settings.expert_cache is not None and request.primary.room_bytes is not None:
-            left = request.primary.room_bytes - placement.primary_bytes
-        room = auto_room(request.primary.memory_bytes, left)
-        slots = ring_slots(settings.prefill_ring, away, self.largest_slot, room)
-        if not self.has_expert_tiles:
-            return 0
-        if slots == 0 and settings.prefill_ring is None and away.any():
-            self.notes.append(
-                "prompts: no room for a ring to stream experts through; they are read over the link "
-                "(--prefill_ring)"
+    def _with_prompts(self) -> tuple[PlacementRequest, Placement, PromptPlan]:
+        """Placement and prompts together: who has too few slots lends some, and then larger chunks fit."""
+        request, placement = self._placed()
+        if not self.may_stream or not self.has_expert_tiles:
+            return request, placement, PromptPlan()
+        prompt = None
+        for steps in chunk_choices(self.config, self.asked, self.steps, self.memory):
+            self._use_chunk(steps)
+            request, placement = self._placed()
+            assert request.primary is not None
+            certain = bool(self.asked.lends)
+            prompt = plan_prompts(
+                self.config,
+                self.settings,
+                steps,
+                request.primary,
+                placement,
+                ram_bytes=self._lock_bytes(placement, self.staging + self._locked_table_bytes()),
+                is_certain=certain,
             )
-        return slots
+            if prompt is not None:
+                break
+        if prompt is None:
+            raise CapacityError(
+                f"plan: a chunk of {self.steps.chunk_rows} rows has no room any more; ask again, or choose "
+                "less with --prefill"
+            )
+        if prompt.owned_bytes:
+            self.fixed["prefill ring"] = prompt.owned_bytes
+            request, placement = self._placed()
+        self.notes += prompt.notes(self.settings, placement)
+        return request, placement, prompt
 
     def _request(self) -> PlacementRequest:
         settings, primary, peer = self.settings, None, None
@@ -361,11 +378,12 @@ class _Planner:
         )
         return dataclasses.replace(request, peer=peer)
 
-    def _host_parts(self, placement: Placement) -> dict[str, int]:
+    def _host_parts(self, placement: Placement, prompt: PromptPlan) -> dict[str, int]:
         """What is in RAM beside experts of the host tier."""
         table = {"n-gram table": self._locked_table_bytes()}
         if not self.emulated:
-            return {"staging": self.staging + self.peer_staging, **table}
+            moves = self.staging + self.peer_staging if placement.count(Tier.HOST) else 0
+            return {"staging": moves + prompt.home_bytes(placement), **table}
         arenas = {"primary arena": placement.primary_bytes, "peer arena": placement.peer_bytes}
         return {**self.fixed, **arenas, "staging": self.staging, **table}
 
@@ -412,17 +430,9 @@ class _Planner:
             copied = placement.primary_bytes + placement.peer_bytes + self.staging
             bounds.append(int(limit * GIB) - (copied + table if self.emulated else others))
         if self.emulated and host.lockable_bytes is not None:
-            bounds.append(self._lockable(host.lockable_bytes - table))
+            smallest = int(self.expert_bytes.min())
+            bounds.append(lockable_experts(host.lockable_bytes - table, smallest))
         return max(0, min(bounds))
-
-    def _lockable(self, allowed: int) -> int:
-        """Bytes of experts that the system's limit allows: it counts the whole pages they touch.
-
-        Each of an expert's three matrices may share a page at either end with what is not locked,
-        and so may the table that is locked later.
-        """
-        expert = int(self.expert_bytes.min())
-        return (allowed - 2 * _PAGE) * expert // (expert + 6 * _PAGE)
 
     def _advisor(self) -> Advisor:
         free = self.machine.primary_free_bytes, self.machine.peer_free_bytes

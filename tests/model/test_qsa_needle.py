@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from strata_jax.config import KvType
+from strata_jax.ops.native import CPU, Backend
 from strata_jax.ops.sets import native_ops
 
 BUDGET, RATIO = 256, 4
@@ -39,8 +40,8 @@ def haystack(tokens: int, needle: int, seed: int) -> np.ndarray:
 
 
 @functools.cache
-def programs():
-    ops = native_ops(-1)
+def programs(backend: Backend):
+    ops = native_ops(-1, backend=backend)
     append = functools.partial(
         ops.qsa_append, num_heads=1, index_heads=HEADS, ratio=RATIO, eps=1e-6
     )
@@ -49,9 +50,9 @@ def programs():
     return jax.jit(append, donate_argnums=range(6, 11)), jax.jit(select), jax.jit(attend)
 
 
-def last_row(rows: np.ndarray, kv: KvType) -> tuple[np.ndarray, np.ndarray]:
+def last_row(rows: np.ndarray, kv: KvType, backend: Backend) -> tuple[np.ndarray, np.ndarray]:
     """The blocks that the last token selects, and what it attends to."""
-    append, select, attend = programs()
+    append, select, attend = programs(backend)
     tokens = len(rows)
     keys, values = (jnp.zeros((tokens, 1, DIM), DTYPES[kv]) for _ in range(2))
     raw = jnp.zeros((tokens, DIM), jnp.float32)
@@ -71,16 +72,25 @@ def last_row(rows: np.ndarray, kv: KvType) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(blocks[0]), np.asarray(out[0])
 
 
+BACKENDS = [
+    pytest.param(CPU, id="cpu"),
+    pytest.param(Backend("cuda"), id="cuda", marks=pytest.mark.gpu),
+]
+
+
 @pytest.mark.parametrize("depth", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("times", [8, 64])
-def test_the_last_query_finds_the_needle(times: int, seed: int, depth: float):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_last_query_finds_the_needle(backend: Backend, times: int, seed: int, depth: float):
     tokens = times * BUDGET
     needle = int(depth * tokens) // RATIO * RATIO
     rows = haystack(tokens, needle, seed)
 
-    blocks, out = last_row(rows, ("fp16", "int8", "f32")[seed % 3])
-    without, other = last_row(rows[np.r_[:needle, : tokens - needle]], "fp16")
+    with jax.default_device(jax.devices(backend.platform)[0]):
+        blocks, out = last_row(rows, ("fp16", "int8", "f32")[seed % 3], backend)
+        hay = rows[np.r_[:needle, : tokens - needle]]
+        without, other = last_row(hay, "fp16", backend)
 
     assert needle // RATIO in blocks
     # Equal weights would give four of some 256 cells their share.

@@ -53,10 +53,11 @@ struct Model {
     }
   }
 
-  // Makes a third of a slot.
+  // Makes a part of a slot.
   ExpertRing::MakePanels Maker() const {
     return [this](int64_t layer, int64_t expert, int64_t part, uint8_t* slot) {
-      const int64_t begin = part * kBytes / 3, end = (part + 1) * kBytes / 3;
+      constexpr int64_t kParts = ExpertStager::kParts;
+      const int64_t begin = part * kBytes / kParts, end = (part + 1) * kBytes / kParts;
       std::copy_n(host + (layer * kExperts + expert) * kBytes + begin, end - begin, slot + begin);
     };
   }

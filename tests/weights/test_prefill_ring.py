@@ -51,4 +51,4 @@ def test_auto_takes_a_sixteenth_of_the_memory_but_no_more_than_is_left():
 
 
 def test_programs_of_few_rows_stream_nothing():
-    assert min_rows(StepSizes(tile_rows=2048)) == 128
+    assert min_rows(StepSizes(tile_rows=2048)) == 32

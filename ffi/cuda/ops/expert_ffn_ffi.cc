@@ -112,16 +112,19 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> x, ffi::BufferR
   const int64_t hidden = std::max(args.routed->gate.rows, args.shared_gate->rows);
   const int64_t bytes = ExpertFfnWorkspace(args.num_rows, args.num_active, args.num_experts,
                                            args.width, hidden, held->ring() != nullptr);
-  STRATA_CHECK_ARG("expert_ffn", static_cast<int64_t>(workspace->size_bytes()) >= bytes,
-                   "workspace of " + std::to_string(workspace->size_bytes()) + " bytes, expected " +
-                       std::to_string(bytes));
+  uint8_t* borrowed = held->ScratchOf(args.num_rows);
+  const int64_t room =
+      borrowed == nullptr ? static_cast<int64_t>(workspace->size_bytes()) : held->scratch_bytes();
+  STRATA_CHECK_ARG(
+      "expert_ffn", room >= bytes,
+      "workspace of " + std::to_string(room) + " bytes, expected " + std::to_string(bytes));
   args.x = x.typed_data();
   args.ids = ids.typed_data();
   args.weights = weights.typed_data();
   args.shared_weights = shared_weights.typed_data();
   args.live = live.typed_data();
   args.y = y->typed_data();
-  args.workspace = workspace->typed_data();
+  args.workspace = borrowed == nullptr ? workspace->typed_data() : borrowed;
   args.experts = held->experts(layer);
   args.usage = held->usage(layer);
   if (const Doors* doors = held->doors()) {

@@ -1,0 +1,37 @@
+#include "cuda/lent_slots.h"
+
+namespace strata {
+
+void LentSlots::Add(std::vector<uint64_t>* table, int64_t word, uint8_t* home, int64_t bytes) {
+  table_ = table;
+  experts_.push_back({word, (*table)[word], home, bytes});
+}
+
+std::vector<bool> LentSlots::Fixed(size_t num_words) const {
+  std::vector<bool> fixed(num_words);
+  for (const Expert& expert : experts_) fixed[expert.index] = true;
+  return fixed;
+}
+
+void LentSlots::Lend(ExpertTag away) {
+  for (const Expert& expert : experts_) {
+    (*table_)[expert.index] = ExpertWord(expert.home, away, true);
+  }
+  is_lent_ = !experts_.empty();
+}
+
+std::string LentSlots::GiveBack() {
+  cudaError_t error = cudaSuccess;
+  for (const Expert& expert : experts_) {
+    auto* slot = reinterpret_cast<uint8_t*>(expert.word & ~kTagBits);
+    if (error == cudaSuccess) {
+      error = cudaMemcpyAsync(slot, expert.home, expert.bytes, cudaMemcpyHostToDevice, nullptr);
+    }
+    (*table_)[expert.index] = expert.word;
+  }
+  if (error == cudaSuccess) error = cudaDeviceSynchronize();
+  is_lent_ = false;
+  return error == cudaSuccess ? "" : std::string("lent_slots: ") + cudaGetErrorString(error);
+}
+
+}  // namespace strata
