@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from strata_jax.config import LOOPBACK, ModelConfig, TierSettings
+from strata_jax.errors import CapacityError
 from strata_jax.weights.budget import (
     CHUNK_SHARE,
     MOST_AUTO_CHUNK,
@@ -148,12 +149,14 @@ def plan_prompts(
 
     Raises:
         UsageError: for a ring that holds too little of a layer.
+        CapacityError: for a certain chunk whose room is gone.
     """
     away = streamed_experts(settings, placement)
-    if not away.any():
-        return PromptPlan() if not steps.lends else None
+    if not away.any() and not (is_certain and steps.lends):
+        return None if steps.lends else PromptPlan()
     size = int(slot_bytes(placement.expert_bytes).max())
     scratch = scratch_bytes(config, steps) if steps.lends else 0
+    away = away | PromptPlan(lent_bytes=scratch).lent_experts(placement)
     left = None
     if settings.expert_cache is not None and primary.room_bytes is not None:
         left = primary.room_bytes - placement.primary_bytes
@@ -170,4 +173,9 @@ def plan_prompts(
     found = PromptPlan(ring_slots=slots, lent_bytes=lent, scratch_bytes=scratch)
     if slots and lent <= most and found.home_bytes(placement) <= ram_bytes // share:
         return found
+    if is_certain and steps.lends:
+        raise CapacityError(
+            f"plan: a chunk of {steps.chunk_rows} rows has no room any more; ask again, or choose less with "
+            "--prefill"
+        )
     return None if steps.lends else own

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from strata_jax.config import LOOPBACK, NgramIo, TierSettings
-from strata_jax.errors import CapacityError
 from strata_jax.weights.budget import (
     GIB,
     MIB,
@@ -277,7 +276,6 @@ class _Planner:
             self._use_chunk(steps)
             request, placement = self._placed()
             assert request.primary is not None
-            certain = bool(self.asked.lends)
             prompt = plan_prompts(
                 self.config,
                 self.settings,
@@ -285,15 +283,11 @@ class _Planner:
                 request.primary,
                 placement,
                 ram_bytes=self._lock_bytes(placement, self.staging + self._locked_table_bytes()),
-                is_certain=certain,
+                is_certain=bool(self.asked.lends),
             )
             if prompt is not None:
                 break
-        if prompt is None:
-            raise CapacityError(
-                f"plan: a chunk of {self.steps.chunk_rows} rows has no room any more; ask again, or choose "
-                "less with --prefill"
-            )
+        assert prompt is not None, "the last choice borrows nothing"
         if prompt.owned_bytes:
             self.fixed["prefill ring"] = prompt.owned_bytes
             request, placement = self._placed()
