@@ -64,6 +64,11 @@ __device__ __forceinline__ void TakeOwnWords(const unsigned char* at, int lane,
   for (int i = 0; i < kWords % 4; ++i) words[kWords / 4 * 4 + i] = rest[i * 32];
 }
 
+__device__ __forceinline__ const uint8_t* FromLane(const uint8_t* address, int lane) {
+  const long long bits = reinterpret_cast<long long>(address);
+  return reinterpret_cast<const uint8_t*>(__shfl_sync(kAllLanes, bits, lane));
+}
+
 // A warp's place in shared memory for units (panels.h) of at most kMost bytes, of which a lane
 // takes its own 1/32. All lanes call together.
 template <int kMost>
@@ -86,12 +91,12 @@ class Slot {
 #endif
   }
 
-  // Asks for a unit in memory of this device.
+  // Asks for a unit in memory of this device: for that which lane `source` names.
   template <int kBytes = kMost>
-  __device__ __forceinline__ void Ask(const uint8_t* unit, int lane) {
+  __device__ __forceinline__ void Ask(const uint8_t* unit, int lane, int source = 0) {
     static_assert(kBytes <= kMost);
 #if !defined(STRATA_EMULATE) && __CUDA_ARCH__ >= 900
-    if (lane == 0) {
+    if (lane == source) {
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Arrived()),
                    "r"(kBytes)
                    : "memory");
@@ -102,15 +107,15 @@ class Slot {
           : "memory");
     }
 #else
-    CopyOwnWords<kBytes / 128>(at_, unit, lane);
+    CopyOwnWords<kBytes / 128>(at_, FromLane(unit, source), lane);
 #endif
   }
 
-  // Asks for a unit in any memory that a lane could load from.
+  // The same for a unit in any memory that a lane could load from.
   template <int kBytes = kMost>
-  __device__ __forceinline__ void AskByLanes(const uint8_t* unit, int lane) {
+  __device__ __forceinline__ void AskByLanes(const uint8_t* unit, int lane, int source) {
     static_assert(kBytes <= kMost);
-    CopyOwnWords<kBytes / 128>(at_, unit, lane);
+    CopyOwnWords<kBytes / 128>(at_, FromLane(unit, source), lane);
 #if !defined(STRATA_EMULATE) && __CUDA_ARCH__ >= 900
     by_lanes_ = true;
 #endif

@@ -28,51 +28,45 @@ struct AheadPlaces {
         sums_at(rows_at + (static_cast<int>(QuantizedBytes(rows, width)) + 15) / 16 * 16),
         words_at(sums_at + (rows > 2 * kItemsAtOnce ? rows : 2 * kItemsAtOnce) * warps * 128),
         done_at(words_at + rows * active * 8),
-        bytes(done_at + 2 * kItemsAtOnce * static_cast<int>(sizeof(int4))) {}
+        bytes(done_at + 2 * kItemsAtOnce * static_cast<int>(sizeof(uint32_t))) {}
 };
 
-// A block's way through its items. The shared expert's come first, because they have the most
-// bytes: each counts as two in the blocks' turns.
-template <bool kDoors>
-struct AheadWalk {
-  int at, end, step;
-  int shared;  // items
+// A block's items, of which a warp has a segment of gate or up each. The shared expert's come
+// first, because they have the most bytes: each counts as two in the blocks' turns.
+struct AheadItems {
+  PieceList list;  // routed ones: `what` is row, entry, panel
+  int next, end, step;
+  int shared;  // items of the shared expert
   int gap;     // turns that are left out behind the first round
-  const uint64_t* words;
-  int row, entry, panel;
-  uint64_t word;  // of the item's expert
 
-  __device__ __forceinline__ AheadWalk(const FfnParams& p, int first, int blocks, int live,
-                                       const uint64_t* all_words)
-      : at(first), step(blocks), words(all_words) {
-    shared = kDoors && p.rows != nullptr ? 0 : p.by_panels.divisor;
-    if (live == 0) shared = 0;
+  __device__ __forceinline__ AheadItems(const FfnParams& p, int first, int blocks, int live)
+      : next(first),
+        step(blocks),
+        shared(p.rows != nullptr || live == 0 ? 0 : p.by_panels.divisor) {
     gap = shared <= blocks ? shared : 0;
     end = shared + gap + live * p.num_active * p.by_panels.divisor;
-    Find(p);
   }
-  __device__ __forceinline__ bool Done() const { return at >= end; }
-  __device__ __forceinline__ bool IsShared() const { return at < shared; }
-  __device__ __forceinline__ void Next(const FfnParams& p) {
-    at += step;
-    Find(p);
-  }
-  __device__ __forceinline__ void Find(const FfnParams& p) {
-    for (; at < end; at += step) {
-      if (IsShared()) {
-        row = 0, entry = p.num_active, panel = at, word = 0;
-        return;
-      }
+  // The next routed ones that are computed here, if there are any; `own_at` is where the warp's
+  // segment lies in an expert's first panel.
+  __device__ __forceinline__ void Fill(const FfnParams& p, const uint64_t* words, int64_t own_at,
+                                       int lane) {
+    while (list.left == 0 && next < end) {
+      const int at = next + lane * step;
       int item = at - shared;
-      if (at >= step) item -= gap;
-      if (at >= step && at < step + gap) continue;
-      if (item >= end - shared - gap) continue;
-      const int rank = p.by_panels.Quotient(item);
-      panel = item - rank * p.by_panels.divisor;
-      row = p.by_active.Quotient(rank);
-      entry = rank - row * p.by_active.divisor;
-      word = InShared(words)[rank];
-      if (word != 0) return;
+      if (at >= step + gap) item -= gap;
+      uint64_t word = 0;
+      if (item >= 0 && item < end - shared - gap && (at < step || at >= step + gap)) {
+        const int rank = p.by_panels.Quotient(item);
+        const int panel = item - rank * p.by_panels.divisor;
+        const int row = p.by_active.Quotient(rank);
+        word = InShared(words)[rank];
+        list.what =
+            static_cast<uint32_t>(row << 26 | (rank - row * p.by_active.divisor) << 20 | panel);
+        list.unit = PanelsOf(word) + own_at + panel * p.gate.panel_bytes;
+      }
+      list.left = __ballot_sync(kAllLanes, word != 0);
+      list.linked = __ballot_sync(kAllLanes, (word & kLinked) != 0);
+      next += 32 * step;
     }
   }
 };
@@ -95,7 +89,6 @@ __global__ void __launch_bounds__(2 * kPairWarps * 32, 1)
   const AheadPlaces places(warps, p.num_rows, p.num_active, p.width, kBookBytes,
                            AheadSlot<Decode>::kSize);
   AheadSlot<Decode> slot(shared + places.slots_at + warp * AheadSlot<Decode>::kSize, lane);
-  if constexpr (kBookBytes > 0) StageBook<Decode, kMostBookCopies>(shared);
   const int live = min(max(*p.live, 0), p.num_rows);
   const int rings = kDoors && p.mailbox.box != nullptr;
   WaitForKernelBefore();
@@ -107,47 +100,45 @@ __global__ void __launch_bounds__(2 * kPairWarps * 32, 1)
   const FirstQuads quads(p.x, p.width);
   uint64_t* words = reinterpret_cast<uint64_t*>(shared + places.words_at);
   FillWords<kDoors>(p, live, blockIdx.x == static_cast<unsigned>(rings), words);
+  if constexpr (kBookBytes > 0) StageBook<Decode, kMostBookCopies>(shared);
   __syncthreads();
-  AheadWalk<kDoors> walk(p, static_cast<int>(blockIdx.x) - rings,
-                         static_cast<int>(gridDim.x) - rings, live, words);
-  // The unit of the walk's item, and asks for its first part.
-  const uint8_t* unit = nullptr;
+  const int first = static_cast<int>(blockIdx.x) - rings;
+  const int blocks = static_cast<int>(gridDim.x) - rings;
+  AheadItems items(p, first, blocks, live);
+  const int64_t own_at = (is_up ? p.up_at : 0) + static_cast<int64_t>(segment) * p.gate.unit_bytes;
   const auto ask = [&] {
-    if (walk.Done()) return;
-    if (walk.IsShared()) {
-      const PanelMatrix& m = is_up ? p.shared_up : p.shared_gate;
-      unit = m.bytes + UnitAt(m, walk.panel, segment);
-      slot.template Ask<SharedWhole::kPartBytes>(unit, lane);
-      return;
-    }
-    const uint8_t* at = PanelsOf(walk.word) + (is_up ? p.up_at : 0);
-    at += UnitAt(p.gate, walk.panel, segment);
-    if ((walk.word & kLinked) == 0) {
-      slot.template Ask<Whole::kPartBytes>(at, lane);
-    } else {
-      if (kDoors) LetLetterPassWarp(p, lane);
-      slot.template AskByLanes<Whole::kPartBytes>(at, lane);
-    }
+    items.Fill(p, words, own_at, lane);
+    if (items.list.left == 0) return;
+    if (kDoors && items.list.IsLinked()) LetLetterPassWarp(p, lane);
+    AskFor<Decode>(&slot, items.list, true, lane);
   };
-  ask();
+  // Of the shared expert's panel, or the first routed one behind its panels.
+  const auto shared_unit = [&](int panel) {
+    const PanelMatrix& m = is_up ? p.shared_up : p.shared_gate;
+    return m.bytes + UnitAt(m, panel, segment);
+  };
+  const auto ask_at = [&](int panel) {
+    if (panel >= items.shared) return ask();
+    slot.template Ask<SharedWhole::kPartBytes>(shared_unit(panel), lane);
+  };
+  ask_at(first);
   const QuantizedShared q = QuantizedAt(shared + places.rows_at, p.num_rows, p.width);
   quads.Quantize(p.x, live, p.width, q);
   __syncthreads();
   const Rows rows = {q.codes, q.scales, q.sums, nullptr, p.width, nullptr, 0};
   float* sums = reinterpret_cast<float*>(shared + places.sums_at);
   const int first_block = segment * 8;
-  while (!walk.Done() && walk.IsShared()) {
-    const int panel = walk.panel;
+#pragma unroll 1
+  for (int panel = first; panel < items.shared; panel += blocks) {
     float* to = sums + warp * 32 + lane;
     RawWords<SharedWhole::kCount> raw;
     slot.Wait();
     slot.Take(lane, &raw);
-    slot.template Ask<SharedWhole::kPartBytes>(unit + SharedWhole::kSecondAt, lane);
+    slot.template Ask<SharedWhole::kPartBytes>(shared_unit(panel) + SharedWhole::kSecondAt, lane);
     AddPartToAll<DecodeQ8_0, 0>(&raw, rows, live, first_block, to, warps * 32);
     slot.Wait();
     slot.Take(lane, &raw);
-    walk.Next(p);
-    ask();
+    ask_at(panel + blocks);
     AddPartToAll<DecodeQ8_0, 1>(&raw, rows, live, first_block, to, warps * 32);
     __syncthreads();
     for (int row = warp; row < live; row += warps) {
@@ -156,28 +147,30 @@ __global__ void __launch_bounds__(2 * kPairWarps * 32, 1)
     __syncthreads();
   }
   const auto book = LaneBookOf<Decode>(shared, lane);
-  int4* done = reinterpret_cast<int4*>(shared + places.done_at);
+  uint32_t* done = reinterpret_cast<uint32_t*>(shared + places.done_at);
   // Two sets of sums: warps may be in the next items while one adds up.
-  for (int set = 0, adder = 0; !walk.Done(); set ^= 1) {
+#pragma unroll 1
+  for (int set = 0, adder = 0; items.list.left != 0; set ^= 1) {
     const int from = set * kItemsAtOnce;
     int count = 0;
 #pragma unroll 1
-    for (; count < kItemsAtOnce && !walk.Done(); ++count) {
-      if (threadIdx.x == 0) done[from + count] = {walk.row, walk.entry, walk.panel, 0};
-      const int row = walk.row;
-      const float sum =
-          SlotSum<Decode, 8>(&slot, nullptr, book, rows, row, first_block, false, lane, [&] {
-            walk.Next(p);
-            ask();
-          });
+    for (; count < kItemsAtOnce && items.list.left != 0; ++count) {
+      const uint32_t what = __shfl_sync(kAllLanes, items.list.what, items.list.First());
+      if (threadIdx.x == 0) done[from + count] = what;
+      const float sum = SlotSum<Decode, 8>(&slot, items.list, book, rows,
+                                           static_cast<int>(what >> 26), first_block, lane, [&] {
+                                             items.list.Drop();
+                                             ask();
+                                           });
       sums[((from + count) * warps + warp) * 32 + lane] = sum;
     }
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < count; ++i, adder = adder + 1 < warps ? adder + 1 : 0) {
       if (warp != adder) continue;
-      const int4 item = done[from + i];
-      WriteHidden(p, sums + (from + i) * warps * 32, segments, item.x, item.y, item.z, lane);
+      const uint32_t what = done[from + i];
+      WriteHidden(p, sums + (from + i) * warps * 32, segments, static_cast<int>(what >> 26),
+                  static_cast<int>(what >> 20 & 63u), static_cast<int>(what & 0xfffffu), lane);
     }
   }
 }

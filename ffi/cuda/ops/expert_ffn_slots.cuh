@@ -70,26 +70,39 @@ __device__ __forceinline__ void AddPart(const RawWords<Unit<Decode, kBlocks>::kC
   }
 }
 
-// Asks for the first part of a segment of 8 blocks or, not `whole`, 4. `linked`: in the host's
-// memory.
+// Work that a warp has before it, 32 pieces at a time: lane k knows the k-th, so that what it takes
+// to find a piece is done once for all of them.
+struct PieceList {
+  unsigned left = 0;              // lanes whose pieces are not done
+  unsigned linked = 0;            // lanes whose units lie in the host's memory
+  const uint8_t* unit = nullptr;  // the lane's: the weights
+  uint32_t what = 0;              // the lane's: all else
+
+  __device__ __forceinline__ int First() const { return __ffs(static_cast<int>(left)) - 1; }
+  __device__ __forceinline__ bool IsLinked() const { return (linked & left & (0u - left)) != 0; }
+  __device__ __forceinline__ void Drop() { left &= left - 1; }
+};
+
+// Asks for the first part of the list's first unit, a segment of 8 blocks or, not `whole`, of 4.
 template <typename Decode, typename AnySlot>
-__device__ __forceinline__ void AskFor(AnySlot* slot, const uint8_t* unit, bool whole, bool linked,
-                                       int lane) {
+__device__ __forceinline__ void AskFor(AnySlot* slot, const PieceList& list, bool whole, int lane) {
   constexpr int kLong = Unit<Decode, 8>::kPartBytes, kShort = Unit<Decode, 4>::kPartBytes;
-  if (linked) {
-    whole ? slot->template AskByLanes<kLong>(unit, lane)
-          : slot->template AskByLanes<kShort>(unit, lane);
+  const int first = list.First();
+  if (list.IsLinked()) {
+    whole ? slot->template AskByLanes<kLong>(list.unit, lane, first)
+          : slot->template AskByLanes<kShort>(list.unit, lane, first);
   } else {
-    whole ? slot->template Ask<kLong>(unit, lane) : slot->template Ask<kShort>(unit, lane);
+    whole ? slot->template Ask<kLong>(list.unit, lane, first)
+          : slot->template Ask<kShort>(list.unit, lane, first);
   }
 }
 
-// A segment's sum for one row, from a slot whose first part has been asked for. `next` runs when
-// the slot is free for other bytes.
+// The sum of the list's first unit for one row, whose first part has been asked for. `next` runs
+// when the slot is free for other bytes.
 template <typename Decode, int kBlocks, typename AnySlot, typename Book, typename Next>
-__device__ __forceinline__ float SlotSum(AnySlot* slot, const uint8_t* unit, const Book& book,
-                                         const Rows& rows, int row, int first_block, bool linked,
-                                         int lane, const Next& next) {
+__device__ __forceinline__ float SlotSum(AnySlot* slot, const PieceList& list, const Book& book,
+                                         const Rows& rows, int row, int first_block, int lane,
+                                         const Next& next) {
   using Whole = Unit<Decode, kBlocks>;
   RawWords<Whole::kCount> raw;
   const int one[1] = {row};
@@ -97,7 +110,9 @@ __device__ __forceinline__ float SlotSum(AnySlot* slot, const uint8_t* unit, con
   slot->Wait();
   slot->Take(lane, &raw);
   if constexpr (Whole::kParts == 2) {
-    AskFor<Decode>(slot, unit + Whole::kSecondAt, true, linked, lane);
+    PieceList rest = list;
+    rest.unit += Whole::kSecondAt;
+    AskFor<Decode>(slot, rest, true, lane);
     AddPart<Decode, kBlocks, 0, 1>(raw, book, rows, one, first_block, acc);
     slot->Wait();
     slot->Take(lane, &raw);
