@@ -106,7 +106,7 @@ def answers(runner, drafter, ids, settings, length: int) -> Iterator[tuple[np.nd
 
     runner.reset()
     drafter.reset()
-    drafter.read(np.asarray(ids[:1], np.int32), runner.no_residual, -1)
+    drafter.read(np.asarray(ids[:1], np.int32), runner.residual, -1)
     sampler = Sampler(settings, ids, runner.config.vocab_size)
     sequence, chains, read = list(ids), [], 0
     while len(sequence) < len(ids) + length:

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from strata_jax.config import ModelConfig
 from strata_jax.engine.device_sampling import compile_draws
 from strata_jax.engine.loader import Placing, primary_sharding
-from strata_jax.engine.programs import Numbers, best_id
+from strata_jax.engine.programs import Numbers, Results, best_id, placed
 from strata_jax.engine.runner_options import RunnerOptions
 from strata_jax.model.state import DecodeState, empty_state
 from strata_jax.ops.native import Backend
+from strata_jax.weights.draft_needs import RING_WINDOWS
 
 
 def place_programs(backend: Backend) -> Placing:
@@ -62,31 +63,79 @@ class Compiler:
         )
         return cleared.lower(self._state_shapes()).compile()
 
-    def step(self, program, rows: int):
-        """A window or a tile of so many rows: (params, state, numbers, last best id) to results.
+    def tile(self, program, rows: int):
+        """A tile of so many rows: (params, state, operand) to results.
 
-        Results are the best id of row 0 twice, for the host and for the next step; its logits, all logits,
-        the residual and the new state.
+        Results are the best id of the logits, for the host; the logits, the residual and the new state.
         """
         self.report(f"compiling the program for {rows} rows")
-        is_device = self.options.backend.is_device
 
-        def packed(params, state, packed_numbers, last_best):
+        def packed(params, state, operand):
+            ids, numbers = operand[:rows], Numbers(*operand[rows:])
+            params = jax.tree.unflatten(self.params_tree, params)
+            logits, residual, state = program(params, state, ids, numbers)
+            written = residual.written() if self.options.residual else jnp.zeros(0)
+            return self._best(logits), logits, written, state
+
+        shardings = (self.placing.result_sharding, None, None, None)
+        jitted = jax.jit(packed, donate_argnums=1, out_shardings=shardings)
+        operand = self._place((rows + len(Numbers._fields),))
+        lowered = jitted.lower(self.params, self._state_shapes(), operand)
+        return lowered.compile(self.placing.compiler_options)
+
+    def window(self, program):
+        """A window: (params, state, `Results` of the one before, its best id, operand) to results.
+
+        Results are the best id of row 0 twice, for the host and for the next window; `Results`, and the new
+        state. A GPU writes `Results` where those before lay: a captured graph knows its addresses, and to
+        tell it others takes the host longer than many a step takes the device.
+        """
+        options, rows = self.options, self.options.window_rows
+        self.report(f"compiling the program for {rows} rows")
+
+        def packed(params, state, before, last_best, operand):
             # One transfer a step: the host need not know the id that the step before found.
-            ids, numbers = packed_numbers[:rows], Numbers(*packed_numbers[rows:])
+            ids, numbers = operand[:rows], Numbers(*operand[rows:])
             ids = ids.at[0].set(jnp.where(numbers.follows == 1, last_best, ids[0]))
             params = jax.tree.unflatten(self.params_tree, params)
             logits, residual, state = program(params, state, ids, numbers)
-            # A device's memory is far: who wants one row, or its best id, does not fetch all.
-            best = best_id(logits[0], self.drawable) if is_device else jnp.int32(-1)
-            written = residual.written() if self.options.residual else jnp.zeros(0)
-            return best, best, logits[:1], logits, written, state
+            written = residual.written() if options.residual else before.residual
+            if options.ring:
+                written = placed(before.residual, written, numbers.place, numbers.live)
+            best = self._best(logits)
+            found = Results(first=logits[:1], logits=logits, residual=written)
+            return best, best, found, state
 
-        shardings = (self.placing.result_sharding, None, None, None, None, None)
-        jitted = jax.jit(packed, donate_argnums=1, out_shardings=shardings)
-        numbers, best = self._place((rows + len(Numbers._fields),)), self._place(())
-        lowered = jitted.lower(self.params, self._state_shapes(), numbers, best)
+        results = jax.tree.map(
+            lambda leaf: self._place(leaf.shape, leaf.dtype), jax.eval_shape(self._no_results)
+        )
+        is_gpu = self.placing.backend.name == "cuda"
+        donated = (1, 2) if is_gpu and (options.ring or not options.residual) else 1
+        shardings = (self.placing.result_sharding, None, None, None)
+        jitted = jax.jit(packed, donate_argnums=donated, out_shardings=shardings)
+        operands = self._place(()), self._place((rows + len(Numbers._fields),))
+        lowered = jitted.lower(self.params, self._state_shapes(), results, *operands)
         return lowered.compile(self.placing.compiler_options)
+
+    def no_results(self):
+        """The program that makes `Results` of no window."""
+        return jax.jit(self._no_results, out_shardings=self.placing.sharding).lower().compile()
+
+    def _no_results(self) -> Results:
+        options, config = self.options, self.config
+        rows = options.window_rows
+        held = (RING_WINDOWS if options.ring else 1) * rows if options.residual else 0
+        return Results(
+            first=jnp.zeros((1, config.vocab_size), jnp.float32),
+            logits=jnp.zeros((rows, config.vocab_size), jnp.float32),
+            residual=jnp.zeros((held, config.num_streams, config.hidden), jnp.float32),
+        )
+
+    def _best(self, logits):
+        # A device's memory is far: who wants the best id of a row does not fetch all logits.
+        if not self.options.backend.is_device:
+            return jnp.int32(-1)
+        return best_id(logits[0], self.drawable)
 
     def draws(self):
         """Compiles what draws on a device.

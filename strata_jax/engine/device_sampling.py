@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32, Int32
 
+from strata_jax.engine import programs
 from strata_jax.engine.request import SamplingSettings
 from strata_jax.engine.sampling import GREEDY_BELOW, Sampler, uniform
 from strata_jax.types import pytree
@@ -24,6 +25,8 @@ MOST_CHOSEN = 64
 _WEIGHT_BITS = 24
 _LOW_BITS = 12
 """A sum of that many low bits, and one of the others, fit int32 for 2^18 ids."""
+WINDOWS = 2
+"""Windows whose ids the host may not know when it sends draws: the one it queues and the one before."""
 _GROUP = 128
 """Ids of a group; a row's best `MOST_CHOSEN` ids lie in as many groups at most."""
 Scalar = Float32[Array, ""] | Int32[Array, ""] | np.float32 | np.int32
@@ -78,9 +81,10 @@ class DeviceSampling:
             ),
             sharding,
         )
-        chosen = 0 < settings.top_k <= MOST_CHOSEN
-        self._program = _program(chosen, sharding, result_sharding)
-        self._rows_program = _rows_program(chosen, sharding, result_sharding)
+        self._draws = Draws(settings.seed)
+        self._chosen = 0 < settings.top_k <= MOST_CHOSEN
+        self._shardings = sharding, result_sharding
+        self._program = _program(self._chosen, sharding, result_sharding)
 
     def draw(self, logits: jax.Array | np.ndarray, position: int) -> tuple[jax.Array, jax.Array]:
         """Queues the draw of the id at `position` from logits [1, V].
@@ -94,8 +98,8 @@ class DeviceSampling:
         return found, token
 
     def draw_rows(
-        self, logits: jax.Array | np.ndarray, ids: np.ndarray, position: int
-    ) -> jax.Array:
+        self, logits: jax.Array, packed: jax.Array | np.ndarray, lowest: int
+    ) -> tuple[jax.Array, jax.Array]:
         """Queues the draws after the rows of a window of drafts.
 
         A row's penalties go by the drafts before it, as if those had been drawn; where they were not, the
@@ -103,20 +107,38 @@ class DeviceSampling:
 
         Args:
             logits: [T, V].
-            ids: [n], the certain id and the drafts after it.
-            position: of the id after row 0.
+            packed: the window's operand (`programs.Numbers`); the host need not know what is in it.
+            lowest: position that the id after row 0 has at least, and at most (`WINDOWS` - 1) * T more.
 
         Returns:
-            [T], -1 for a row with a logit that is not finite.
+            [T] twice, for the host and for who goes on with it; -1 for a row with a logit that is not finite.
         """
-        rows = logits.shape[0]
-        padded = np.zeros(rows, np.int32)
-        padded[: len(ids)] = ids
-        draws = [uniform(self._settings.seed, position + row) for row in range(rows)]
-        numbers = dataclasses.replace(self._numbers, draw=np.asarray(draws, np.float32))
-        live = np.int32(len(ids))
-        found, self._history = self._rows_program(logits, self._history, numbers, padded, live)
-        return found
+        rows, vocab_size = logits.shape
+        drawable = self._history.bias.shape[0]
+        program = _rows_program(self._chosen, vocab_size, drawable, rows, *self._shardings)
+        draws = np.empty(WINDOWS * rows + 1, np.int32)
+        draws[0] = lowest
+        draws[1:] = self._draws.from_position(lowest, WINDOWS * rows).view(np.int32)
+        found, drawn, self._history = program(logits, self._history, self._numbers, packed, draws)
+        return found, drawn
+
+
+class Draws:
+    """The numbers that decide draws, position after position; each is worked out once."""
+
+    def __init__(self, seed: int):
+        self._seed = seed
+        self._first = 0
+        self._known: list[float] = []
+
+    def from_position(self, first: int, count: int) -> np.ndarray:
+        """Float32 [count]; `first` never falls."""
+        passed = first - self._first
+        self._known = self._known[passed:]
+        self._first = first
+        for position in range(first + len(self._known), first + count):
+            self._known.append(uniform(self._seed, position))
+        return np.asarray(self._known[:count], np.float32)
 
 
 def _numbers_of(s: SamplingSettings) -> Numbers:
@@ -151,7 +173,8 @@ def compile_draws(vocab_size: int, drawable: int, rows: int, sharding, result_sh
         sampling = DeviceSampling(settings, sampler, sharding, result_sharding)
         jax.block_until_ready(sampling.draw(logits[:1], 0))
         if rows:
-            jax.block_until_ready(sampling.draw_rows(logits, np.zeros(1, np.int32), 0))
+            packed = np.zeros(rows + len(programs.Numbers._fields), np.int32)
+            jax.block_until_ready(sampling.draw_rows(logits, packed, 0))
 
 
 @functools.lru_cache(maxsize=4)
@@ -165,9 +188,39 @@ def _program(chosen: bool, sharding, result_sharding):
 
 
 @functools.lru_cache(maxsize=4)
-def _rows_program(chosen: bool, sharding, result_sharding):
-    program = functools.partial(draw_rows, chosen=chosen)
-    return jax.jit(program, donate_argnums=1, out_shardings=(result_sharding, sharding))
+def _rows_program(
+    chosen: bool, vocab_size: int, drawable: int, rows: int, sharding, result_sharding
+):
+    """Compiled for its operands, wherever they are: the host's or a device's."""
+
+    def program(logits, history, numbers, packed, draws):
+        ids, window = packed[:rows], programs.Numbers(*packed[rows:])
+        begin = window.pos + 1 - draws[0]
+        drawn = jax.lax.dynamic_slice_in_dim(draws[1:], begin, rows)
+        numbers = dataclasses.replace(
+            numbers, draw=jax.lax.bitcast_convert_type(drawn, jnp.float32)
+        )
+        live = jnp.asarray(window.live)
+        found, history = draw_rows(logits, history, numbers, ids, live, chosen=chosen)
+        return found, found, history
+
+    def operands():
+        history = History(
+            seen=jnp.zeros(drawable, bool),
+            counts=jnp.zeros(drawable, jnp.int32),
+            bias=jnp.zeros(drawable),
+        )
+        packed = jnp.zeros(rows + len(programs.Numbers._fields), jnp.int32)
+        draws = jnp.zeros(WINDOWS * rows + 1, jnp.int32)
+        numbers = jax.tree.map(jnp.asarray, _numbers_of(SamplingSettings()))
+        return jnp.zeros((rows, vocab_size)), history, numbers, packed, draws
+
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        jax.eval_shape(operands),
+    )
+    out = (result_sharding, sharding, sharding)
+    return jax.jit(program, donate_argnums=1, out_shardings=out).lower(*shapes).compile()
 
 
 def draw_rows(

@@ -13,7 +13,7 @@ _HOPE = 0.7
 """Chance of a draft before anything is known; as much as one draft seen."""
 _PAYING = 16
 """Windows with drafts after which an earlier pause is forgotten."""
-_FIRST_PAUSE = 16
+_FIRST_PAUSE = 32
 _LONGEST_PAUSE = 512
 _EXPLORE = 8
 """Of so many windows one has a draft more than seems best: nothing else tells of drafts never made."""
@@ -22,6 +22,13 @@ _PROBE = 2
 _SETTLING = 3
 """Windows without drafts whose time does not count, after one with drafts: a device that is kept a step ahead
 of the host is not yet, then, and would seem slower without drafts than it is."""
+_COLD = 8
+"""The first windows of all, whose time does not count: a machine that has just begun is slower."""
+_STALE, _LOOK = 96, 8
+"""After so many windows with drafts some are made without, to see what those cost by now: else what seemed too
+dear once would be believed for ever."""
+_SURE, _RARELY = 1.5, 4
+"""Where drafts make ids that many times as fast, one looks so many times more rarely."""
 _JUDGED, _JUDGED_AGAIN = 6, 2
 """Windows whose drafter was asked, before their time alone decides; soon after a pause."""
 
@@ -41,11 +48,19 @@ class DraftLength:
         self._pause = _FIRST_PAUSE
         self._since_pause = _PAYING
         self._probing = False
+        self._looking = False  # the pause is one to look what windows without drafts cost
+        self._unlooked = 0  # windows with drafts since one without was timed
+        self._settling = _COLD
         self._undrafted = 0  # windows without drafts since the last one with drafts
         self._asked = 0  # windows whose drafter was asked
         self._asked_ids = self._asked_s = 0.0  # what they gave and took, the latest counting most
         self.paused = 0
         """Windows without drafts that are still to come."""
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether the next window with drafts, and no other, finds out if they pay again."""
+        return self._probing
 
     def choose(self, room: int) -> tuple[int, float]:
         """The number of drafts for the next window, and its speed against one without.
@@ -82,19 +97,28 @@ class DraftLength:
         if drafts == 0 and asked:
             return self._asked_in_vain()
         self._undrafted = self._undrafted + 1 if drafts == 0 else 0
-        if drafts > 0 or self._undrafted > _SETTLING:
+        if drafts > 0 or self._undrafted > self._settling:
+            self._settling = _SETTLING
+            self._unlooked = self._unlooked + 1 if drafts else 0
             times = self._seconds.setdefault(drafts, collections.deque(maxlen=_REMEMBERED))
             times.append(seconds)
         if drafts == 0:
-            self._probing |= self.paused == 1
+            self._probing |= self.paused == 1 and not self._looking
             self.paused = max(0, self.paused - 1)
+            self._looking &= self.paused > 0
             return False
         for place in range(min(came_true + 1, drafts)):
             self._offered[place] = _FORGET * self._offered[place] + 1
             self._came_true[place] = _FORGET * self._came_true[place] + (place < came_true)
         self._probing = False
         self._since_pause += 1
-        if self._best(len(self._offered))[1] > 1 and not self._loses():
+        if self.paused > 0:  # a device had this window in its queue
+            return False
+        _, speed = self._best(len(self._offered))
+        if speed > 1 and not self._loses():
+            stale = _STALE if speed < _SURE else _RARELY * _STALE
+            self._looking = self._unlooked >= stale
+            self.paused = _LOOK if self._looking else 0
             return False
         self._begin_pause()
         return True

@@ -5,13 +5,15 @@ import time
 from collections.abc import Callable
 
 from strata_jax.config import DraftSettings
+from strata_jax.engine.draft_flow import DraftFlow
 from strata_jax.engine.draft_length import DraftLength
 from strata_jax.engine.drafting import Drafting, Source
 from strata_jax.engine.lookup_drafter import LookupDrafter
 from strata_jax.engine.mtp_drafter import MtpDrafter
 from strata_jax.engine.options import EngineOptions
 from strata_jax.engine.runner import Runner
-from strata_jax.weights.budget import StepSizes
+from strata_jax.engine.scripted_drafter import DraftScript
+from strata_jax.engine.scripted_follower import ScriptedFollower
 from strata_jax.weights.draft_layer import find_draft_layer
 from strata_jax.weights.draft_needs import DraftNeeds, draft_needs, draft_sizes
 from strata_jax.weights.pack import Pack
@@ -53,6 +55,12 @@ class Drafters:
         others = options.draft_script is not None or options.suffix_draft > 0
         return options.most_drafts() > 0 and (others or self.needs is not None)
 
+    @property
+    def follow(self) -> bool:
+        """Whether the draft layer works on a device by itself: alone, for the host has to look things up."""
+        on_device = self._options.platform != "cpu"
+        return on_device and self.needs is not None and not self._options.suffix_draft
+
     def open(self, pack: Pack, runner: Runner, report: Callable[[str], None]) -> None:
         """Loads and compiles.
 
@@ -62,13 +70,16 @@ class Drafters:
         options, most = self._options, self._options.most_drafts()
         sources = []
         if options.draft_script is not None:
-            sources.append(Source(name="script", drafter=options.draft_script.load(), length=None))
+            sources.append(self._script(options.draft_script, runner))
         elif options.suffix_draft:
             drafter = LookupDrafter(options.suffix_draft)
             sources.append(Source(name="lookup", drafter=drafter, length=DraftLength(most)))
         if self.needs is not None:
-            self._mtp = self._open_mtp(pack, runner, runner.tiers.plan.steps, report)
-            sources.append(Source(name="mtp", drafter=self._mtp, length=DraftLength(most)))
+            self._mtp = self._open_mtp(pack, runner, report)
+            flow = DraftFlow(runner, self._mtp) if runner.options.ring else None
+            sources.append(
+                Source(name="mtp", drafter=self._mtp, length=DraftLength(most), flow=flow)
+            )
         if sources and most > 0:
             self.drafting = Drafting(sources, most, options.spec_min_p)
         self.notes += _idle_notes(self._settings, self.needs)
@@ -79,9 +90,13 @@ class Drafters:
             self._mtp.close()
             self._mtp = None
 
-    def _open_mtp(
-        self, pack: Pack, runner: Runner, steps: StepSizes, report: Callable[[str], None]
-    ) -> MtpDrafter:
+    def _script(self, script: DraftScript, runner: Runner) -> Source:
+        drafter, flow = script.load(), None
+        if runner.options.backend.is_device and self._options.most_drafts() > 0:
+            flow = DraftFlow(runner, ScriptedFollower(drafter, runner))
+        return Source(name="script", drafter=drafter, length=None, flow=flow)
+
+    def _open_mtp(self, pack: Pack, runner: Runner, report: Callable[[str], None]) -> MtpDrafter:
         settings, options = self._settings, runner.options
         assert settings is not None, "there are needs"
         draft = find_draft_layer(pack, settings.mtp)
@@ -92,10 +107,18 @@ class Drafters:
             "--mtp=off leaves it out",
         )
         began = time.perf_counter()
+        steps = runner.tiers.plan.steps
         sizes = draft_sizes(runner.config, settings, options.max_context, options.kv, steps)
         try:
             drafter = MtpDrafter.open(
-                draft, runner.ops, runner.config, settings, sizes, runner.placing, report
+                draft,
+                runner.ops,
+                runner.config,
+                settings,
+                sizes,
+                runner.placing,
+                report,
+                drawable=runner.drawable if options.ring else None,
             )
         except BaseException:
             draft.close()

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from strata_jax.engine.draft_flow import DraftFlow
 from strata_jax.engine.draft_length import DraftLength
 from strata_jax.engine.drafts import Drafter
 
@@ -19,6 +20,8 @@ class Source:
     drafter: Drafter
     length: DraftLength | None
     """None: always as many drafts as there is room for."""
+    flow: DraftFlow | None = None
+    """The same drafter where it works on a device by itself."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -103,8 +106,58 @@ class Drafting:
                 return ids.astype(np.int32)
         return np.zeros(0, np.int32)
 
+    @property
+    def flow(self) -> DraftFlow | None:
+        """Drafts on the device without the host; None: the host asks for every window."""
+        return self._sources[0].flow if len(self._sources) == 1 else None
+
+    def pays(self, room: int) -> bool:
+        """Whether `flow` is worth its time for a window with room for so many drafts."""
+        return self._wanted(room) > 0
+
+    def go_on(self, flow: DraftFlow) -> bool:
+        """Queues the next window of `flow`, if there is to be one; whether there may be more.
+
+        Who finds out whether drafts pay again wants no others until what became of those is seen.
+        """
+        if not flow.has_more:
+            return False
+        length = self._sources[0].length
+        waits = length is not None and length.is_probing and flow.has_unseen
+        wanted = 0 if waits else self._wanted(self._most)
+        if wanted > 0 or waits or flow.has_drafts:
+            flow.queue(wanted)
+        return wanted > 0 or waits
+
+    def _wanted(self, room: int) -> int:
+        length, room = self._sources[0].length, min(room, self._most)
+        return length.choose(room)[0] if length else max(room, 0)
+
+    def followed(self, drafts: int, came_true: int, seconds: float | None) -> None:
+        """Takes note of a window of `flow`.
+
+        Args:
+            drafts: 0 also where none was likely enough.
+            came_true: of them.
+            seconds: None: nothing was wanted for this window.
+        """
+        if seconds is None:
+            self._count(drafts, came_true)
+            return
+        self._chosen = self._sources[0]
+        self._asked = [self._chosen]
+        self.seen(drafts, came_true, seconds)
+
     def seen(self, drafts: int, came_true: int, seconds: float) -> None:
         """Takes note of a window with the drafts that `next` gave."""
+        self._count(drafts, came_true)
+        for source in self._sources:
+            if source.length is not None and (drafts == 0 or source is self._chosen):
+                asked = source in self._asked
+                self.counts.given_up += source.length.seen(drafts, came_true, seconds, asked=asked)
+        self._asked = []
+
+    def _count(self, drafts: int, came_true: int) -> None:
         counts = self.counts
         counts.passes += 1
         counts.tokens += came_true + 1
@@ -113,8 +166,3 @@ class Drafting:
         for place in range(min(came_true + 1, drafts)):
             counts.steps[place][0] += 1
             counts.steps[place][1] += place < came_true
-        for source in self._sources:
-            if source.length is not None and (drafts == 0 or source is self._chosen):
-                asked = source in self._asked
-                counts.given_up += source.length.seen(drafts, came_true, seconds, asked=asked)
-        self._asked = []

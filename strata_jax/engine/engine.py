@@ -76,6 +76,7 @@ class Engine:
             backend=Backend(options.platform),
             drafts=drafters.any,
             residual=drafters.needs is not None,
+            ring=drafters.follow,
             draft_needs=drafters.needs,
         )
         runner = Runner(pack, config, runner_options, report)

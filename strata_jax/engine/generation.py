@@ -1,13 +1,13 @@
 """One answer: the prompt read, then window after window, each giving the ids of the next positions."""
 
-import collections
+import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import numpy as np
 
-from strata_jax.engine.device_sampling import DeviceSampling
+from strata_jax.engine.answer_ids import AnswerIds, Record
 from strata_jax.engine.drafting import Drafting
 from strata_jax.engine.options import EngineOptions
 from strata_jax.engine.prefill_timing import PrefillTiming
@@ -32,20 +32,18 @@ class Generation:
         self._runner = runner
         self._request = request
         self._drafting = drafting
-        self._kept: list[np.ndarray] | None = [] if options.all_logits else None
+        self._record = Record(keeps_logits=options.all_logits)
         self._report = report
         self._is_timed = options.prefill_timing
         self.prefill_timing: PrefillTiming | None = None
         """Where the time of the prompt went, once it is read; None unless asked for."""
         self._live_rows = options.spec or runner.options.window_rows
-        self._windows: collections.Counter[int] = collections.Counter()
         self._before = runner.tiers.experts.counters()
         self._prompt_s: float | None = None
         self._resumed = 0  # ids of the prompt that a request before had read
         self._first: float | None = None
         self._last: float | None = None
         self._count = 0
-        self._rows = np.zeros((0, 0), np.float32)  # the newest window's logits
         self._untold = 0, np.zeros(0, np.int32)  # prompt ids that wait for the one behind them
         self._ids = self._run()
 
@@ -64,10 +62,9 @@ class Generation:
     @property
     def logits(self) -> np.ndarray:
         """Float32 [positions, V] of every position read, prompt first (with `all_logits`)."""
-        assert self._kept is not None, "EngineOptions.all_logits was not set"
-        return np.concatenate(
-            [np.zeros((0, self._runner.config.vocab_size), np.float32), *self._kept]
-        )
+        assert self._record.logits is not None, "EngineOptions.all_logits was not set"
+        none = np.zeros((0, self._runner.config.vocab_size), np.float32)
+        return np.concatenate([none, *self._record.logits])
 
     @property
     def timings(self) -> Timings:
@@ -93,7 +90,7 @@ class Generation:
     @property
     def windows(self) -> dict[int, int]:
         """How many windows had so many live rows, by that number."""
-        return dict(sorted(self._windows.items()))
+        return dict(sorted(self._record.windows.items()))
 
     @property
     def ngram(self) -> dict[str, object] | None:
@@ -112,8 +109,17 @@ class Generation:
         runner.tiers.after_step()
         sampler = Sampler(request.settings, request.ids, runner.drawable)
         token = sampler.pick(logits, runner.position) if request.max_tokens else -1
-        following = self._ids_after(token, sampler)
         end = runner.options.max_context - len(request.ids) + 1  # one id has no room to be read
+        last = len(request.ids) + min(request.max_tokens, end) - 1
+        answer = AnswerIds(runner, request, self._drafting, self._record, sampler, last)
+        with contextlib.closing(answer.after(token, self._untold)) as following:
+            yield from self._counted(token, following, end, start)
+
+    def _counted(
+        self, token: int, following: Iterator[int], end: int, start: float
+    ) -> Iterator[int]:
+        """The answer: `token`, then those that follow, to its end; at most `end` ids."""
+        request = self._request
         while self._count < request.max_tokens:
             self._count += 1
             self._last = time.perf_counter()
@@ -130,118 +136,6 @@ class Generation:
             token = next(following)
         self._prompt_s = time.perf_counter() - start
         self.finish_reason = "length"
-
-    def _ids_after(self, token: int, sampler: Sampler) -> Iterator[int]:
-        """The ids after the first one, each read when the next is asked for."""
-        on_device = self._runner.options.backend.is_device and self._kept is None
-        if self._drafting is not None:
-            return self._drafted_ids(token, sampler, on_device)
-        if on_device or (sampler.takes_best and self._kept is None):
-            return self._found_ids(token, sampler)
-        return self._picked_ids(token, sampler)
-
-    def _room(self) -> int:
-        """Ids that can still be found: as many as may be read, and as many as are wanted."""
-        runner = self._runner
-        wanted = self._request.max_tokens - self._count
-        return min(wanted, runner.options.max_context - runner.position)
-
-    def _draws(self, sampler: Sampler) -> DeviceSampling | None:
-        """Draws on the device; None on the CPU, and where the largest logit is all that counts."""
-        if sampler.takes_best:
-            return None
-        return self._runner.device_sampling(self._request.settings, sampler)
-
-    def _picked_ids(self, token: int, sampler: Sampler) -> Iterator[int]:
-        while True:
-            logits = self._read_window(np.asarray([token]), want_logits=True)[-1]
-            token = sampler.pick(logits, self._runner.position)
-            self._runner.tiers.after_step()
-            yield token
-
-    def _found_ids(self, token: int, sampler: Sampler) -> Iterator[int]:
-        """By windows of one row; a device finds one id after the other by itself."""
-        position = self._runner.position
-        for found in self._runner.best_ids(token, self._room(), self._draws(sampler)):
-            position += 1
-            self._windows[1] += 1
-            self._runner.tiers.after_step()
-            yield sampler.check_found(found, position)
-
-    def _drafted_ids(self, token: int, sampler: Sampler, on_device: bool) -> Iterator[int]:
-        """By windows of a certain id and drafts, which are kept where they are what is drawn."""
-        runner, drafting = self._runner, self._drafting
-        assert drafting is not None
-        self._tell_drafters(token)
-        draws = self._draws(sampler) if on_device else None
-        told_s = 0.0
-        while True:
-            position, began = runner.position, time.perf_counter()
-            drafts = drafting.next(self._room() - 1)
-            if on_device and len(drafts) == 0:
-                for undrafted in self._undrafted_ids(token, sampler, draws, began):
-                    token = undrafted
-                    yield token
-                continue
-            ids = np.asarray([token, *drafts], np.int32)
-            found = self._verified(ids, sampler, draws, on_device)
-            drafting.seen(len(drafts), len(found) - 1, told_s + time.perf_counter() - began)
-            runner.tiers.after_step()
-            for place, token in enumerate(found):
-                # Who stops here leaves a state that has not read what it never got.
-                runner.keep(place)
-                self._keep_row(place)
-                yield token
-            began = time.perf_counter()
-            drafting.read(np.asarray(found, np.int32), runner.residual, position)
-            told_s = time.perf_counter() - began
-
-    def _verified(
-        self, ids: np.ndarray, sampler: Sampler, draws: DeviceSampling | None, on_device: bool
-    ) -> list[int]:
-        """The ids after a window's rows, to the first that is not the next draft, or ends the answer."""
-        position = self._runner.position + 1
-        if on_device:
-            rows, pick = self._runner.draw_drafts(ids, draws), sampler.check_found
-        else:
-            rows = self._rows = self._runner.read_drafts(ids)
-            pick = sampler.pick
-        self._windows[len(ids)] += 1
-        found: list[int] = []
-        for place in range(len(ids)):
-            token = pick(rows[place], position + place)
-            found.append(token)
-            follows = place + 1 < len(ids) and token == ids[place + 1]
-            if not follows or token in self._request.stop_ids:
-                break
-        return found
-
-    def _undrafted_ids(
-        self, token: int, sampler: Sampler, draws: DeviceSampling | None, began: float
-    ) -> Iterator[int]:
-        """Ids found on a device, which is a step ahead of the host, until there are drafts.
-
-        Waiting for each id before the next step is queued would cost as much as many a step. So drafts
-        that turn up have to wait for the step that is in the queue by then. Time counts from `began`.
-        """
-        runner, drafting = self._runner, self._drafting
-        assert drafting is not None
-        position = runner.position
-        queued, is_last = runner.queue_one(token, draws), False
-        while queued is not None:
-            wanted = self._request.max_tokens - self._count
-            has_room = wanted > 1 and runner.position < runner.options.max_context
-            ahead = runner.queue_one(None, draws) if has_room and not is_last else None
-            token = sampler.check_found(runner.wait_one(queued), position + 1)
-            drafting.read(np.asarray([token], np.int32), runner.residual, position)
-            drafting.seen(0, 0, time.perf_counter() - began)
-            self._windows[1] += 1
-            runner.tiers.after_step()
-            position += 1
-            yield token
-            began = time.perf_counter()
-            is_last = ahead is not None and len(drafting.next(self._room() - 2)) > 0
-            queued = ahead
 
     def _read_timed(self) -> np.ndarray:
         """Reads the prompt and takes down where the time went."""
@@ -269,20 +163,20 @@ class Generation:
         """
         ids = np.asarray(self._request.ids, np.int32)
         in_tiles = len(ids) // GRAIN * GRAIN
-        keep = self._kept is not None
+        keep = self._record.logits is not None
         start = self._resumed = 0 if keep else self._runner.resume(ids[:in_tiles])
         if keep:
             self._runner.reset()
         if self._drafting is not None and start == 0:
             self._drafting.reset()
-            self._drafting.read(ids[:1], self._runner.no_residual, -1)
+            self._drafting.read(ids[:1], self._runner.residual, -1)
         logits = np.zeros((1, 1), np.float32)
         rows = self._runner.chunk_rows
         for begin in range(start, in_tiles, rows):
             end = min(begin + rows, in_tiles)
             self._runner.read_ahead(ids[:end], ids[end : end + rows])
             logits = self._runner.read_tile(ids[begin:end], want_logits=keep or end == len(ids))
-            self._keep(logits)
+            self._record.keep(logits)
             self._note_read(begin, ids[begin + 1 : end + 1], is_last=end == len(ids))
             self._runner.left = ids[: end + 1] if end < len(ids) else None
             if self._report is not None:
@@ -290,7 +184,8 @@ class Generation:
         rows = self._live_rows
         for begin in range(in_tiles, len(ids), rows):
             end = min(begin + rows, len(ids))
-            logits = self._read_window(ids[begin:end], want_logits=keep or end == len(ids))
+            wants = keep or end == len(ids)
+            logits = self._record.read_window(self._runner, ids[begin:end], want_logits=wants)
             self._note_read(begin, ids[begin + 1 : end + 1], is_last=end == len(ids))
         return logits[-1]
 
@@ -302,25 +197,3 @@ class Generation:
             self._untold = position, following
         else:
             self._drafting.read(following, self._runner.residual, position)
-
-    def _tell_drafters(self, token: int) -> None:
-        """Tells drafters of the prompt's last part and the answer's first id."""
-        assert self._drafting is not None
-        position, following = self._untold
-        ids = np.asarray([*following, token], np.int32)
-        self._drafting.read(ids, self._runner.residual, position)
-
-    def _read_window(self, ids: np.ndarray, *, want_logits: bool) -> np.ndarray:
-        logits = self._keep(self._runner.read_window(ids, want_logits=want_logits))
-        self._windows[len(ids)] += 1
-        return logits
-
-    def _keep_row(self, place: int) -> None:
-        """Of the newest window's logits."""
-        if self._kept is not None:
-            self._keep(self._rows[place : place + 1])
-
-    def _keep(self, logits: np.ndarray) -> np.ndarray:
-        if self._kept is not None:
-            self._kept.append(logits.copy())  # the device may reuse its buffer
-        return logits

@@ -20,14 +20,17 @@ import numpy as np
 
 from strata_jax.config import DraftSettings, ModelConfig
 from strata_jax.engine.drafts import Drafted
+from strata_jax.engine.follow_programs import Orders, follow_operands
 from strata_jax.engine.loader import Placing, load_draft_params
 from strata_jax.engine.mtp_programs import (
     NUMBERS,
     ProgramSettings,
     chain_program,
+    follow_program,
     tile_program,
     windows_program,
 )
+from strata_jax.engine.queued import Window
 from strata_jax.model.draft import DraftOps, drop_oldest
 from strata_jax.model.params import DraftParams
 from strata_jax.model.state import AttentionCells, empty_cells
@@ -35,7 +38,7 @@ from strata_jax.ops.native import Backend
 from strata_jax.ops.roles import Role
 from strata_jax.ops.sets import OpSet, native_ops
 from strata_jax.weights.draft_layer import DraftLayer
-from strata_jax.weights.draft_needs import BLOCK_ROWS, DraftSizes, draft_kv
+from strata_jax.weights.draft_needs import BLOCK_ROWS, RING_WINDOWS, DraftSizes, draft_kv
 from strata_jax.weights.draft_store import DraftStore, open_draft_store
 from strata_jax.weights.draft_vocab import read_draft_vocab
 
@@ -47,6 +50,8 @@ class _Rows(NamedTuple):
     residual: jax.Array
     position: int
     """Of the first row: that of its id."""
+    place: int = 0
+    """Of the first row in the residual."""
 
 
 class MtpDrafter:
@@ -86,6 +91,7 @@ class MtpDrafter:
         sizes: DraftSizes,
         placing: Placing,
         report: Callable[[str], None],
+        drawable: int | None = None,
     ) -> "MtpDrafter":
         """Loads and compiles.
 
@@ -97,6 +103,8 @@ class MtpDrafter:
             sizes: of caches and programs.
             placing: where arrays go, and how programs are compiled.
             report: takes lines on progress.
+            drawable: ids that may be drawn, from 0 on, for drafts that follow windows of a device
+                (`follow`); None: there are none.
 
         Raises:
             BadFileError: for a draft vocabulary that cannot be used.
@@ -118,7 +126,7 @@ class MtpDrafter:
                 min_probability=settings.min_probability,
                 in_loop=not placing.backend.is_device,
             )
-            drafter._compile(programs, placing)
+            drafter._compile(programs, placing, drawable)
         except BaseException:
             store.close()
             raise
@@ -126,44 +134,61 @@ class MtpDrafter:
 
     def close(self) -> None:
         """Lets go of store and file; after the last step, before the model's own store."""
-        self._cells = self._last = None
-        self._waiting = []
+        self.lose()
         self._store.close()
         self._draft.close()
 
-    def _compile(self, settings: ProgramSettings, placing: Placing) -> None:
+    def _compile(self, settings: ProgramSettings, placing: Placing, drawable: int | None) -> None:
         config, sizes = self._config, self._sizes
         place = functools.partial(jax.ShapeDtypeStruct, sharding=placing.sharding)
         empty = functools.partial(empty_cells, config, sizes.num_cells, draft_kv(sizes.kv))
         shapes = jax.tree.map(lambda x: place(x.shape, x.dtype), jax.eval_shape(empty))
         self._empty = jax.jit(empty, out_shardings=placing.sharding).lower().compile()
-        window = (sizes.window_rows, config.num_streams, config.hidden)
+        self._follows = drawable is not None
+        rows = sizes.window_rows
+        held = RING_WINDOWS * rows if self._follows else rows
+        window = (held, config.num_streams, config.hidden)
         self._nothing = jax.device_put(jnp.zeros(window, jnp.float32), placing.sharding)
 
-        def compiled(program, residual: Any, numbers: int, out: Any):
+        def compiled(program, out: Any, *operands: Any):
             def flat(params, *rest):
                 return program(jax.tree.unflatten(self._params_tree, params), *rest)
 
             jitted = jax.jit(flat, donate_argnums=1, out_shardings=out)
-            arguments = (self._params, shapes, residual, place((numbers,), jnp.int32))
-            return jitted.lower(*arguments).compile(placing.compiler_options)
+            lowered = jitted.lower(self._params, shapes, *operands)
+            return lowered.compile(placing.compiler_options)
 
-        one_tile = functools.partial(tile_program, settings, window[0])
+        def numbers(count: int):
+            return place((count,), jnp.int32)
+
+        one_tile = functools.partial(tile_program, settings, rows)
         self._tiles = {
             width: compiled(
                 one_tile,
-                place((width, *window[1:]), jnp.float32),
-                self._block + NUMBERS,
                 (None, None),
+                place((width, *window[1:]), jnp.float32),
+                numbers(self._block + NUMBERS),
             )
             for width in sizes.tile_widths
         }
-        many = (place(window, jnp.float32),) * window[0]
+        residual = place(window, jnp.float32)
         windows = functools.partial(windows_program, settings)
-        self._windows = compiled(windows, many, 3 * window[0] + 3, None)
-        chain = functools.partial(chain_program, settings)
-        out = (None, placing.result_sharding)
-        self._chain = compiled(chain, many[0], window[0] + NUMBERS, out)
+        self._held = 1 if self._follows else rows
+        self._together = held // 2 if self._follows else rows
+        """Rows whose cells are written in one go."""
+        given = numbers(3 * self._together + 3)
+        self._windows = compiled(windows, None, (residual,) * self._held, given)
+        self._chain = self._follow = None
+        if drawable is None:
+            chain = functools.partial(chain_program, settings)
+            out = (None, placing.result_sharding)
+            self._chain = compiled(chain, out, residual, numbers(rows + NUMBERS))
+        else:
+            follow = functools.partial(follow_program, settings)
+            operands = follow_operands(config.vocab_size, drawable, rows, place)
+            out = (None, placing.sharding, placing.result_sharding)
+            orders = numbers(len(Orders._fields))
+            self._follow = compiled(follow, out, residual, *operands, orders)
         drop = functools.partial(drop_oldest, count=sizes.step, ratio=config.index_ratio)
         self._shift = None
         if sizes.step:
@@ -187,11 +212,10 @@ class MtpDrafter:
         if not len(ids):
             return
         rows = _Rows(np.asarray(ids, np.int32), residual, position + 1)
-        if residual.shape[0] == self._sizes.window_rows:
-            if sum(len(r.ids) for r in self._waiting) + len(ids) > self._sizes.window_rows:
-                self._write_waiting()
-            self._waiting.append(rows)
-            self._last = rows
+        if residual.shape[0] not in self._tiles:
+            self._wait_for_more(rows)
+            if self._follows:
+                self._write_waiting()  # the next window writes over the ring's beginning
             return
         self._write_waiting()
         last, tile = self._nothing, self._tiles[residual.shape[0]]
@@ -204,13 +228,14 @@ class MtpDrafter:
 
     def draft(self, count: int) -> Drafted:
         """Up to `count` ids that may follow the last id of `read`; see `Drafter.draft`."""
+        assert self._chain is not None, "compiled to be asked, not to follow windows"
         count = min(count, self._most)
         if count < 1 or self._last is None:
             return Drafted(ids=np.zeros(0, np.int32), probabilities=np.zeros(0, np.float32))
         if self._waiting:
             del self._waiting[-1]  # the last, which the chain writes
             self._write_waiting()
-        ids, residual, position = self._last
+        ids, residual, position, _ = self._last  # a host that asks has no ring
         cell = self._cell(position, len(ids) + self._most)
         numbers = _numbers(ids, self._sizes.window_rows, (len(ids), self.origin, cell, count))
         self._cells, result = self._chain(self._params, self._given(), residual, numbers)
@@ -219,33 +244,82 @@ class MtpDrafter:
         ids, bits = found[:made], found[self._most : self._most + made]
         return Drafted(ids=ids.copy(), probabilities=bits.copy().view(np.float32))
 
+    def passed(self, token: int, residual: jax.Array, place: int, position: int) -> None:
+        """See `Follower`; a ring has room for as many rows more as wait."""
+        ids = np.asarray([token], np.int32)
+        self._wait_for_more(_Rows(ids, residual, position + 1, place))
+        if len(self._waiting) == self._together:
+            self._write_waiting()
+
+    def begin(self) -> None:
+        """See `Follower`."""
+        self._write_waiting()
+        self._last = None
+
+    def follow(
+        self, window: Window, drawn: jax.Array, stops: jax.Array, orders: Orders, end: int
+    ) -> tuple[jax.Array, jax.Array]:
+        """See `Follower`: the cells of the rows that are kept, and a chain of drafts behind them."""
+        assert self._follow is not None, "compiled for a device"
+        self._make_room(end + 1 + self._most)
+        told = np.asarray(orders._replace(origin=self.origin), np.int32)
+        self._cells, packed, report = self._follow(
+            self._params,
+            self._given(),
+            window.residual,
+            window.logits,
+            drawn,
+            window.packed,
+            stops,
+            told,
+        )
+        return packed, report
+
+    def saw(self, ids: list[int], position: int) -> None:
+        """See `Follower`: nothing is left to do."""
+
+    def lose(self) -> None:
+        """See `Follower`."""
+        self._cells = self._last = None
+        self._waiting = []
+
+    def _wait_for_more(self, rows: _Rows) -> None:
+        if sum(len(r.ids) for r in self._waiting) + len(rows.ids) > self._together:
+            self._write_waiting()
+        self._waiting.append(rows)
+        self._last = rows
+
     def _write_waiting(self) -> None:
         """Writes the cells of rows for which no chain did."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        width = self._sizes.window_rows
+        width = self._together
         numbers = np.zeros(3 * width + 3, np.int32)
         at = 0
         for window, rows in enumerate(waiting):
             end = at + len(rows.ids)
             numbers[at:end] = rows.ids
-            numbers[width + at : width + end] = window
-            numbers[2 * width + at : 2 * width + end] = np.arange(len(rows.ids))
+            numbers[width + at : width + end] = min(window, self._held - 1)
+            numbers[2 * width + at : 2 * width + end] = rows.place + np.arange(len(rows.ids))
             at = end
         cell = self._cell(waiting[0].position, at)
         numbers[3 * width :] = at, self.origin, cell
-        residuals = [rows.residual for rows in waiting]
-        residuals += [self._nothing] * (width - len(residuals))
+        residuals = [rows.residual for rows in waiting][-self._held :]
+        residuals += [self._nothing] * (self._held - len(residuals))
         self._cells = self._windows(self._params, self._given(), tuple(residuals), numbers)
 
     def _cell(self, position: int, rows: int) -> int:
         """The cell of a position, with room for so many rows from there on."""
-        while position - self.origin + rows > self._sizes.num_cells:
+        self._make_room(position + rows)
+        return position - self.origin
+
+    def _make_room(self, end: int) -> None:
+        """For cells of positions before `end`: drops the oldest ones."""
+        while end - self.origin > self._sizes.num_cells:
             assert self._shift is not None, "the cache holds the whole context"
             self._cells = self._shift(self._given())
             self.origin += self._sizes.step
-        return position - self.origin
 
     def _given(self) -> AttentionCells:
         """The cells, to be given away: a step that fails leaves none behind."""

@@ -1,6 +1,6 @@
 """What a drafter compiles: the layer of `model/draft.py` over rows that are known, and along a chain.
 
-Both programs take one array of numbers from the host, ids first, so that a call is one transfer.
+Programs take one array of numbers from the host, ids first, so that a call is one transfer.
 """
 
 import dataclasses
@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
 from strata_jax.config import HiddenNorm, ModelConfig
+from strata_jax.engine.follow_programs import Orders, find, next_window, report_of
+from strata_jax.engine.programs import Numbers
 from strata_jax.model.draft import DraftOps, append_rows, best_drafts, draft_rows, draft_streams
 from strata_jax.model.params import DraftParams
 from strata_jax.model.state import AttentionCells
@@ -53,7 +55,7 @@ def windows_program(
     s: ProgramSettings,
     params: DraftParams,
     cells: AttentionCells,
-    residuals: tuple[Float32[Array, "T J D"], ...],
+    residuals: tuple[Float32[Array, "R J D"], ...],
     numbers: Int32[Array, " 3*T+3"],
 ) -> AttentionCells:
     """Writes the cells of up to T rows of several windows.
@@ -62,11 +64,11 @@ def windows_program(
         s: what is part of the program.
         params: the layer's vectors.
         cells: donated.
-        residuals: the model's, of as many windows as there may be.
+        residuals: the model's, of as many windows as there may be; one if it is a ring.
         numbers: the rows' ids; the window of each and its place there; then how many rows count, the
             position of cell 0 and the first row's cell.
     """
-    rows = residuals[0].shape[0]
+    rows = numbers.shape[0] // 3 - 1
     ids, windows, places = jnp.split(numbers[: 3 * rows], 3)
     live, origin, pos = numbers[3 * rows :]
     hidden = jnp.stack(residuals)[windows, places]
@@ -125,13 +127,73 @@ def chain_program(
         the cells, and in one array the ids of N drafts, the bits of their probabilities and their number.
     """
     ids, (live, origin, pos, wanted) = numbers[:-NUMBERS], numbers[-NUMBERS:]
+    chain = _chain_behind(s, params, cells, residual, ids, live, origin, pos, wanted)
+    bits = jax.lax.bitcast_convert_type(chain.probabilities, jnp.int32)
+    return chain.cells, jnp.concatenate([chain.ids, bits, chain.made[None]])
+
+
+def follow_program(
+    s: ProgramSettings,
+    params: DraftParams,
+    cells: AttentionCells,
+    residual: Float32[Array, "R J D"],
+    logits: Float32[Array, "T V"],
+    drawn: Int32[Array, " T"],
+    packed: Int32[Array, " T+6"],
+    stops: Bool[Array, " V"],
+    orders: Int32[Array, " O"],
+) -> tuple[AttentionCells, Int32[Array, " T+6"], Int32[Array, " T+2"]]:
+    """What follows a window on a device: cells of the rows that are kept, drafts, the next window's operand.
+
+    Args:
+        s: what is part of the program.
+        params: the layer's vectors.
+        cells: donated.
+        residual: the ring, whose first rows are the window's.
+        logits: see `find` in engine/follow_programs.py.
+        drawn: likewise.
+        packed: likewise.
+        stops: likewise.
+        orders: `Orders`.
+
+    Returns:
+        the cells, the next window's operand, and the report on this one.
+    """
+    told = Orders(*orders)
+    found, rows = find(logits, drawn, packed, stops, told), logits.shape[0]
+    origin, begin = jnp.asarray(told.origin), Numbers(*packed[rows:]).pos + 1
+    wanted = jnp.clip(told.wanted, 0, found.room - 1)
+    ids = jnp.maximum(found.ids, 0)  # -1 stands for no id, and ends the answer
+    pos = begin - origin
+    chain = _chain_behind(s, params, cells, residual[:rows], ids, found.count, origin, pos, wanted)
+    # The first that is not probable enough ends the chain and is not tried, either.
+    sure = (jnp.arange(s.most) < chain.made) & (chain.probabilities >= s.min_probability)
+    made = jnp.sum(sure.astype(jnp.int32))
+    return chain.cells, next_window(found, chain.ids, made), report_of(found, packed)
+
+
+def _chain_behind(
+    s: ProgramSettings,
+    params: DraftParams,
+    cells: AttentionCells,
+    residual: Float32[Array, "T J D"],
+    ids: Int32[Array, " T"],
+    live: Int32[Array, ""],
+    origin: Int32[Array, ""],
+    pos: Int32[Array, ""],
+    wanted: Int32[Array, ""],
+) -> Chain:
+    """Writes the cells of `live` rows from cell `pos` on, and drafts behind the last, if any are wanted."""
     streams = draft_streams(s.ops, s.config, s.reading, params, ids, residual, live)
-    cells = append_rows(s.ops, s.config, params, cells, streams, origin, pos, live - 1)
-    streams = jax.lax.dynamic_slice_in_dim(streams, live - 1, 1)
-    begin = pos + live - 1
+    more = wanted > 0
+    # The last row goes through the whole layer where drafts are wanted, which writes its cells.
+    known = live - more.astype(jnp.int32)
+    cells = append_rows(s.ops, s.config, params, cells, streams, origin, pos, known)
+    streams = jax.lax.dynamic_slice_in_dim(streams, known, 1)
+    begin = pos + known
     start = Chain(
         made=jnp.int32(0),
-        more=jnp.bool_(True),
+        more=more,
         hidden=jnp.zeros_like(streams),
         ids=jnp.full((s.most,), -1, jnp.int32),
         probabilities=jnp.zeros((s.most,), jnp.float32),
@@ -146,12 +208,10 @@ def chain_program(
         return _grown(s, params, chain, streams, origin, begin, wanted)
 
     if s.in_loop:
-        chain = jax.lax.while_loop(lambda chain: chain.more, step, chain)
-    else:
-        for _ in range(1, s.most):
-            chain = step(chain)
-    bits = jax.lax.bitcast_convert_type(chain.probabilities, jnp.int32)
-    return chain.cells, jnp.concatenate([chain.ids, bits, chain.made[None]])
+        return jax.lax.while_loop(lambda chain: chain.more, step, chain)
+    for _ in range(1, s.most):
+        chain = step(chain)
+    return chain
 
 
 def _grown(

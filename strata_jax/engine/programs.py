@@ -11,6 +11,7 @@ from strata_jax.config import ModelConfig
 from strata_jax.model.state import DecodeState, Drafts
 from strata_jax.model.transformer import Residual, forward, head
 from strata_jax.ops.sets import OpSet
+from strata_jax.types import pytree
 
 Number = Int32[Array, ""] | np.int32 | int
 
@@ -30,6 +31,19 @@ class Numbers(NamedTuple):
     """Drafts of the window before that came true."""
     certain: Number = 0
     """Rows that are no drafts."""
+    place: Number = 0
+    """Of row 0 in the ring of residuals, if there is one."""
+
+
+@pytree
+class Results:
+    """What a window leaves beside the state; the next one writes its own where these lie."""
+
+    first: Float32[Array, "1 V"]
+    """Logits of row 0."""
+    logits: Float32[Array, "T V"]
+    residual: Float32[Array, "R J D"]
+    """The model's last residual of the rows; R is T, or more in a ring, or 0 if nobody reads it."""
 
 
 def best_id(logits: Float32[Array, " V"], drawable: int) -> Int32[Array, ""]:
@@ -47,6 +61,19 @@ def window_program(
     residual, state = forward(ops, config, params, state, ids, pos, live, drafts)
     head_rows = jnp.asarray(numbers.head_rows)
     return head(ops, config, params, residual, head_rows), residual, state
+
+
+def placed(
+    ring: Float32[Array, "R J D"],
+    rows: Float32[Array, "T J D"],
+    place: Number,
+    live: Number,
+) -> Float32[Array, "R J D"]:
+    """The ring with the live rows from `place` on."""
+    source = jnp.arange(ring.shape[0]) - place
+    is_new = (source >= 0) & (source < live)
+    taken = rows[jnp.clip(source, 0, rows.shape[0] - 1)]
+    return jnp.where(is_new[:, None, None], taken, ring)
 
 
 def tile_program(

@@ -1,7 +1,6 @@
 """The model on the primary device: owns parameters, state and store, and puts steps into the queue."""
 
 import contextlib
-import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator
@@ -15,35 +14,22 @@ from strata_jax.config import ModelConfig
 from strata_jax.engine.compiler import Compiler, place_programs
 from strata_jax.engine.device_sampling import DeviceSampling
 from strata_jax.engine.loader import load_params, num_tokens
+from strata_jax.engine.parts import open_table, open_tiers
 from strata_jax.engine.prefill_timing import CAPACITY
-from strata_jax.engine.programs import Numbers, tile_program, window_program
-from strata_jax.engine.request import SamplingSettings
+from strata_jax.engine.programs import Numbers, Results, tile_program, window_program
+from strata_jax.engine.queued import Queued, Window
 from strata_jax.engine.runner_options import RunnerOptions
-from strata_jax.engine.sampling import Sampler
-from strata_jax.engine.tiers import EngineTiers
 from strata_jax.errors import StrataError
 from strata_jax.model.state import DecodeState, num_cells
 from strata_jax.ops.sets import native_ops
 from strata_jax.ops.timed import timed_ops
 from strata_jax.weights.device_experts import DeviceExperts
-from strata_jax.weights.device_table import DeviceNgramTable, HostReadTable
-from strata_jax.weights.experts import TIMEOUT_MS
+from strata_jax.weights.device_table import HostReadTable
 from strata_jax.weights.matrices import fill_store
-from strata_jax.weights.ngram_table import NgramTable
 from strata_jax.weights.pack import Pack
 
 GRAIN = 64
 """Tiles start at multiples of this; a prompt's last `n mod GRAIN` tokens go through windows."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Queued:
-    """A step of one row that a device may not have done yet."""
-
-    found: jax.Array
-    """Its id."""
-    residual: jax.Array
-    """See `Runner.residual`."""
 
 
 class Runner:
@@ -65,14 +51,13 @@ class Runner:
         # On a device the tiers hold the matrices, too.
         self._store = None if options.backend.is_device else fill_store(pack)
         self._last_table_report: dict[str, object] | None = None
-        self.tiers = self._open_tiers(pack, report)
-        """Where the experts are."""
-        try:
-            self._table = self._open_table(pack, report)
-        except BaseException:
-            self.tiers.close()
-            self._close_store()
-            raise
+        with contextlib.ExitStack() as opened:
+            opened.callback(self._close_store)
+            self.tiers = open_tiers(pack, self._store, options, report)
+            """Where the experts are."""
+            opened.callback(self.tiers.close)
+            self._table = open_table(pack, self.tiers.plan, options, report)
+            opened.pop_all()  # all there: `close` closes them
         self.notes = self.tiers.experts.notes
         if self._table is not None:
             self.notes += self._table.notes
@@ -95,20 +80,17 @@ class Runner:
         self.chunk_rows = self.tiers.plan.steps.chunk_rows
         """Rows of the largest program, a whole number of tiles."""
         self._state: DecodeState | None = None
+        self._results: Results | None = None
         self._best: jax.Array | None = None
         self._queued: jax.Array | None = None
         self.position = 0
         """Tokens read so far, for good."""
         self.left: np.ndarray | None = None
         """Ids that tiles alone have read, nothing since, and the id behind them; for `resume`."""
-        rows = options.window_rows if options.residual else 0
-        self.no_residual = jax.device_put(
-            jnp.zeros((rows, config.num_streams, config.hidden), jnp.float32), self.placing.sharding
-        )
-        """Residual of a window that read nothing [T, J, D]; empty unless residuals are asked for."""
-        self.residual = self.no_residual
+        self.residual = jnp.zeros(0)
         """The model's last residual of the rows of the step that was waited for last [T, J, D], on the
-        device; empty unless asked for."""
+        device (in a ring: of the newest windows); empty unless asked for."""
+        self._place = 0  # where the next window's rows go in a ring
         self._certain_end = 0  # position behind the newest step's certain rows
         self._drafted = self._kept = 0  # its drafts, and those of them that came true
         self.load_s = time.perf_counter() - start
@@ -128,7 +110,7 @@ class Runner:
         )
         self._empty, self._cleared = compiler.empty(), compiler.cleared()
         window = functools.partial(window_program, self.ops, self.config)
-        self._window = compiler.step(window, self.options.window_rows)
+        self._window, self._no_results = compiler.window(window), compiler.no_results()
         self._tiles = self._compile_tiles(compiler)
         """Programs for prompts by width, ascending."""
         self._best_ids = compiler.draws()
@@ -149,7 +131,7 @@ class Runner:
             ops = timed_ops(ops, experts.store, self.options.backend)
         tile = functools.partial(tile_program, ops, self.config, self.options.all_logits)
         widths = self.tiers.plan.steps.tile_widths
-        return {width: compiler.step(tile, width) for width in widths}
+        return {width: compiler.tile(tile, width) for width in widths}
 
     def _warm_up(self) -> None:
         """Runs every program without a live row, twice: the second time as a graph.
@@ -158,49 +140,12 @@ class Runner:
         its first launch, or making a graph.
         """
         self.reset()
-        for width, program in [(self.options.window_rows, self._window), *self._tiles.items()]:
-            if program is not self._window:
+        for width in (self.options.window_rows, *self._tiles):
+            if width in self._tiles:
                 self.tiers.experts.borrow_slots()
             for _ in range(2):
-                state, self._state = self._state, None
-                numbers = np.zeros(width + len(Numbers._fields), np.int32)
-                best, self._best, *_, self._state = program(
-                    self._params, state, numbers, self._best
-                )
-                self._wait(best)
-
-    def _open_tiers(self, pack: Pack, report: Callable[[str], None]) -> EngineTiers:
-        options = self.options
-        try:
-            return EngineTiers.open(
-                pack,
-                self._store,
-                options.tiers,
-                options.max_context,
-                options.kv,
-                options.step_sizes(),
-                report,
-                options.backend,
-                options.draft_needs,
-            )
-        except BaseException:
-            self._close_store()
-            raise
-
-    def _open_table(
-        self, pack: Pack, report: Callable[[str], None]
-    ) -> NgramTable | DeviceNgramTable | HostReadTable | None:
-        mode, options = self.tiers.plan.ngram_io, self.options
-        if mode is None:
-            return None
-        if not options.backend.is_device:
-            return NgramTable(pack, mode, report)
-        if mode == "ram":
-            return DeviceNgramTable(pack, options.backend, report)
-        tokens = max(self.tiers.plan.steps.chunk_rows, options.window_rows)
-        return HostReadTable(
-            pack, mode, options.backend, report, most_tokens=tokens, timeout_ms=TIMEOUT_MS
-        )
+                nothing = np.zeros(width + len(Numbers._fields), np.int32)
+                self._wait(self._dispatch(self._tiles.get(width), nothing))
 
     def _answering(self) -> list[Any]:
         """The tiers whose threads steps wait for."""
@@ -220,8 +165,10 @@ class Runner:
         # In place: a captured graph knows its addresses, and two caches at once may not fit.
         state, self._state = self._state, None
         self._state = self._empty() if state is None else self._cleared(state)
-        # The old one may be an error.
+        # The old ones may be errors.
         self._best = jax.device_put(np.int32(0), self.placing.sharding)
+        self._results = self._no_results()
+        self.residual = self._newest.residual
         self.position = self._certain_end = self._drafted = self._kept = 0
         self.left = None
 
@@ -258,7 +205,8 @@ class Runner:
         program = self._tiles[width]
         self.tiers.experts.before_tile(len(ids))
         if self.options.backend.is_device and not want_logits:
-            before, self._queued = self._queued, self._start(program, width, ids, 0)[0]
+            packed = self._operand(width, ids, 0)
+            before, self._queued = self._queued, self._start(program, packed)
             if before is not None:
                 self._wait(before)
                 self._check()
@@ -270,7 +218,7 @@ class Runner:
         """Reads up to `window_rows` ids; returns their logits [n, V], valid until the next call."""
         rows = len(ids) if want_logits else 0
         position = self.position
-        logits = self._run(self._window, self.options.window_rows, ids, rows)[: len(ids)]
+        logits = self._run(None, self.options.window_rows, ids, rows)[: len(ids)]
         self._after_window(position)
         return logits
 
@@ -280,7 +228,7 @@ class Runner:
         The drafts are not part of what was read until `keep` says so.
         """
         position = self.position
-        logits = self._run(self._window, self.options.window_rows, ids, len(ids), certain=1)
+        logits = self._run(None, self.options.window_rows, ids, len(ids), certain=1)
         self._after_window(position)
         return logits[: len(ids)]
 
@@ -292,13 +240,14 @@ class Runner:
             did not come true.
         """
         position = self.position
-        rows = self.options.window_rows
-        _, _, logits = self._start(self._window, rows, ids, len(ids), certain=1)
+        packed = self._operand(self.options.window_rows, ids, len(ids), certain=1)
+        self._start(None, packed)
+        logits = self._newest.logits
         if sampling is None:
             assert self._best_ids is not None, "the runner was made without drafts"
             found = self._best_ids(logits)
         else:
-            found = sampling.draw_rows(logits, ids, position + 1)
+            found, _ = sampling.draw_rows(logits, packed, position + 1)
         try:
             drawn = np.asarray(found)[: len(ids)]
         except (ValueError, RuntimeError):
@@ -316,7 +265,7 @@ class Runner:
     def _settle(self) -> None:
         """Puts drafts that came true into the recurrent state, for a step that replays none."""
         if self._kept > 0:
-            self._run(self._window, self.options.window_rows, np.zeros(0, np.int32), 0)
+            self._run(None, self.options.window_rows, np.zeros(0, np.int32), 0)
 
     def _after_window(self, position: int) -> None:
         """Lets the tiers adapt; where they say that the window means nothing, so does the state."""
@@ -336,20 +285,12 @@ class Runner:
             self._state = None
             raise
 
-    def read_best(self, token: int) -> int:
-        """Reads one id in a window; returns the id of its largest logit, the lowest of equal ones.
-
-        Returns:
-            -1 if a logit is not finite.
-        """
-        return next(self.best_ids(token, 1))
-
     def best_ids(
         self, token: int, count: int, sampling: DeviceSampling | None = None
     ) -> Iterator[int]:
-        """Reads `token`, then every id it yields but the last; see `read_best`.
+        """Reads `token`, then every id it yields but the last: those of the largest logits.
 
-        With `sampling`, on a device, every id is drawn instead. A device has the next step in its queue
+        An id is -1 if a logit is not finite. With `sampling`, on a device, every id is drawn instead. A device has the next step in its queue
         while the host looks at the id of this one. Who stops early leaves a step behind that was read for
         nothing: reset before the next prompt.
         """
@@ -374,15 +315,19 @@ class Runner:
             sampling: see `best_ids`.
         """
         ids, follows = np.asarray([token or 0], np.int32), token is None
-        rows = self.options.window_rows
-        found, first, _ = self._start(self._window, rows, ids, 1, follows=follows)
+        place, rows = self._place, self.options.window_rows
+        packed = self._operand(rows, ids, 1, follows=follows, place=place)
+        found = self._start(None, packed)
+        if self.options.ring:
+            self._place = (place + 1) % self.residual.shape[0]
         if sampling is not None:
-            found, self._best = sampling.draw(first, self.position)
-        return Queued(found=found, residual=self.residual)
+            found, self._best = sampling.draw(self._newest.first, self.position)
+        return Queued(found=found, residual=self.residual, place=place)
 
     def wait_one(self, queued: Queued) -> int:
         """The id that a queued step found, the oldest first; -1 if a logit is not finite."""
-        self.residual = queued.residual
+        # A ring is newer than its array was: that is the next window's by now.
+        self.residual = self._newest.residual if self.options.ring else queued.residual
         try:
             token = int(np.asarray(queued.found))
         except (ValueError, RuntimeError):
@@ -405,65 +350,112 @@ class Runner:
             return self._last_table_report
         return {"mode": self._table.mode, **self._table.counters()}
 
-    def _start(
+    def operand(self, token: int) -> np.ndarray:
+        """That of a window which reads one id, for `queue_window`."""
+        return self._operand(self.options.window_rows, np.asarray([token], np.int32), 1)
+
+    def queue_window(self, packed: jax.Array | np.ndarray) -> Window:
+        """Queues a window on a device, which may be the only one to know the operand.
+
+        What it reads counts when `found` says so, for every window in turn.
+        """
+        self._queue(None, packed)
+        newest = self._newest
+        return Window(packed=packed, logits=newest.logits, residual=newest.residual)
+
+    def found(self, *, live: int, kept: int) -> None:
+        """Says how many rows the oldest queued window had, and how many of its drafts came true."""
+        position = self.position
+        self._certain_end, self._drafted = position + min(live, 1), max(live - 1, 0)
+        self.keep(kept)
+        self._after_window(position)
+
+    def lose(self) -> None:
+        """Says that a queued window failed: the state means nothing, those of windows behind it neither."""
+        self._state = None
+
+    def _operand(
         self,
-        program,
         width: int,
         ids: np.ndarray,
         head_rows: int,
         *,
         follows: bool = False,
         certain: int | None = None,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Puts a step into the queue; returns its best id, its first logits and all of them.
+        place: int = 0,
+    ) -> np.ndarray:
+        """What a step is told: ids and `Numbers`.
 
         Args:
-            program: of that width.
             width: rows of the program.
             ids: to read.
             head_rows: rows that get logits.
             follows: the first id is the best of the step before, whatever `ids` says.
             certain: ids from this one on are drafts; None: there are none.
+            place: in a ring of residuals.
         """
-        assert self._state is not None, "reset before reading"
         self.left = None
         certain = len(ids) if certain is None else certain
         assert len(ids) <= width
         assert 0 <= len(ids) - certain <= self.options.most_drafts
         assert self.position + len(ids) <= self.options.max_context
-        self._check()  # of steps before this one, in whose state it would go on
-        if program is self._window:
-            self.tiers.experts.give_slots_back()
-        for tier in self._answering():
-            tier.before_window()
-        numbers = np.zeros(width + len(Numbers._fields), np.int32)
-        numbers[: len(ids)] = ids
-        numbers[width:] = Numbers(
+        packed = np.zeros(width + len(Numbers._fields), np.int32)
+        packed[: len(ids)] = ids
+        packed[width:] = Numbers(
             pos=self.position,
             live=len(ids),
             head_rows=head_rows,
             follows=follows,
             kept=self._kept,
             certain=certain,
+            place=place,
         )
-        state, self._state = self._state, None  # donated: a failed step leaves no state behind
-        best, self._best, first, logits, self.residual, state = program(
-            self._params, state, numbers, self._best
-        )
-        self._state = state
-        self.position = self._certain_end = self.position + certain
-        self._drafted, self._kept = len(ids) - certain, 0
-        return best, first, logits
+        return packed
 
-    def device_sampling(
-        self, settings: SamplingSettings, sampler: Sampler
-    ) -> DeviceSampling | None:
-        """Draws on the device from what `sampler` saw so far on; None on the CPU, where it may go on."""
-        if not self.options.backend.is_device:
-            return None
-        return DeviceSampling(
-            settings, sampler, self.placing.sharding, self.placing.result_sharding
-        )
+    @property
+    def _newest(self) -> Results:
+        assert self._results is not None, "reset before reading"
+        return self._results
+
+    def _start(self, program, packed: np.ndarray) -> jax.Array:
+        """Puts a step into the queue; the position is behind its certain rows from now on.
+
+        Args:
+            program: of a tile; None: a window.
+            packed: the operand.
+
+        Returns:
+            its best id.
+        """
+        best = self._queue(program, packed)
+        numbers = Numbers(*packed[-len(Numbers._fields) :].tolist())
+        self.position = self._certain_end = self.position + int(numbers.certain)
+        self._drafted, self._kept = int(numbers.live) - int(numbers.certain), 0
+        return best
+
+    def _queue(self, program, packed: jax.Array | np.ndarray) -> jax.Array:
+        assert self._state is not None, "reset before reading"
+        self._check()  # of steps before this one, in whose state it would go on
+        if program is None:
+            self.tiers.experts.give_slots_back()
+        for tier in self._answering():
+            tier.before_window()
+        return self._dispatch(program, packed)
+
+    def _dispatch(self, program, packed: jax.Array | np.ndarray) -> jax.Array:
+        assert self._state is not None
+        state, self._state = self._state, None  # donated: a failed step leaves no state behind
+        if program is None:
+            results, self._results = self._newest, None
+            best, self._best, self._results, self._state = self._window(
+                self._params, state, results, self._best, packed
+            )
+            self.residual = self._newest.residual
+        else:
+            best, self._tile_logits, self.residual, self._state = program(
+                self._params, state, packed
+            )
+        return best
 
     def _wait(self, best: jax.Array) -> None:
         """For a step, by its best id; raises what the step raised."""
@@ -479,9 +471,13 @@ class Runner:
         position = self.position
         self._queued = None  # its error is this step's, too
         try:
-            _, first, logits = self._start(program, width, ids, head_rows, certain=certain)
-            # Waits, and raises what the step raised.
-            found = np.asarray(logits if head_rows > 1 else first)
+            packed = self._operand(width, ids, head_rows, certain=certain)
+            self._start(program, packed)
+            if program is not None:
+                logits = self._tile_logits
+            else:
+                logits = self._newest.logits if head_rows > 1 else self._newest.first
+            found = np.asarray(logits)  # waits, and raises what the step raised
         except (ValueError, RuntimeError):  # which one is JAX's whim
             self._state, self.position = None, position
             self._check()  # says it in a sentence, if a tier's worker is to blame

@@ -34,6 +34,9 @@ class RunnerOptions:
     """Windows may hold drafts."""
     residual: bool = False
     """Steps give the residual of their rows, which a drafter reads."""
+    ring: bool = False
+    """Windows leave their residuals in one array of several windows' rows: for a drafter that follows them
+    on the device, and for which arrays of many windows would be too many."""
     draft_needs: DraftNeeds | None = None
     """What the drafter takes of the memory."""
 

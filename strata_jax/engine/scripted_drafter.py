@@ -61,11 +61,22 @@ class ScriptedDrafter:
 
     def draft(self, count: int) -> Drafted:
         """See `Drafter`."""
-        text = self._left[0] if self._left else np.zeros(0, np.int32)
-        ids = text[self._end : self._end + count].copy()
-        positions = self._end + np.arange(len(ids))
+        ids = self._drafts()[self._end : self._end + count]
+        return Drafted(ids=ids, probabilities=np.ones(len(ids), np.float32))
+
+    def script(self, length: int) -> np.ndarray:
+        """The drafts for positions up to `length`, int32; -1: none."""
+        ids = np.full(length, -1, np.int32)
+        drafts = self._drafts()[:length]
+        ids[: len(drafts)] = drafts
+        return ids
+
+    def _drafts(self) -> np.ndarray:
+        """For every position of the text that the sequence begins like."""
+        ids = self._left[0].copy() if self._left else np.zeros(0, np.int32)
+        positions = np.arange(len(ids))
         right = np.floor((positions + 1) * self._percent / 100) > np.floor(
             positions * self._percent / 100
         )
         ids[~right] ^= 1  # another id, and no less an id of the model but for the last one
-        return Drafted(ids=ids, probabilities=np.ones(len(ids), np.float32))
+        return ids

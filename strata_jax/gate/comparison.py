@@ -106,6 +106,8 @@ class Comparison:
     needs_ranking: bool = False
     """All sides are filled by a ranking in rounds over the layers, so that the peer holds some
     experts of each layer; without one it takes whole layers, where nothing is left to swap in."""
+    ids_only: bool = False
+    """Nobody asks for logits: a device then finds ids by itself, on another way than with them."""
 
     def __post_init__(self) -> None:
         assert len({side.name for side in self.sides}) == len(self.sides) > 1, self.name

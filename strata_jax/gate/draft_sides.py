@@ -11,6 +11,8 @@ ANSWERS = "{answers}"
 VARIED = frozenset({"spec", "draft_script", "suffix_draft"})
 _SCRIPTED = ((2, 0), (3, 50), (4, 100), (5, 0), (6, 85), (7, 50), (8, 100), (8, 85))
 """Live rows, and the percentage of drafts that are right."""
+_WITHOUT_LOGITS = ((5, 0), (4, 100), (8, 50))
+"""Likewise where the logits are not asked for."""
 
 _ACCEPTED = DraftsSeen("accepted")
 _REJECTED = DraftsSeen("rejected")
@@ -30,6 +32,15 @@ def draft_sides(flags: dict[str, str]) -> tuple[Side, ...]:
             flags=common | {"spec": "4", "suffix_draft": "1"},
             claims=(LiveRows(4),),
         ),
+    )
+
+
+def ids_sides(flags: dict[str, str]) -> tuple[Side, ...]:
+    """Sides whose ids are enough: on a GPU their windows follow one another without the host."""
+    common = flags | {"window_rows": "8"}
+    return (
+        Side(name="none", flags=common | {"spec": "1"}, claims=(LiveRows(1),)),
+        *(_scripted(common, rows, percent) for rows, percent in _WITHOUT_LOGITS),
     )
 
 

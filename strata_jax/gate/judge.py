@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from strata_jax.errors import UsageError
 from strata_jax.gate.compare import (
     Difference,
@@ -79,7 +81,8 @@ def run_comparison(comparison: Comparison, job: Job, report: Report) -> Outcome:
             )
         for side, side_flags in zip(comparison.sides, flags):
             where = f"gate {comparison.name}, {side.name}"
-            runner = _SideRunner(job, folder, runs[0] if runs else None)
+            reference = runs[0] if runs else None
+            runner = _SideRunner(job, folder, reference, ids_only=comparison.ids_only)
             runs.append(runner.run(side, side_flags, where, report))
             if len(runs) == 1:
                 _write_answers(runs[0], folder)
@@ -122,7 +125,10 @@ def _write_ranking(facts: ModelFacts, folder: Path) -> Path:
 class _SideRunner:
     """Runs one side, comparing every answer with the reference's as it comes."""
 
-    def __init__(self, job: Job, folder: Path, reference: SideRun | None) -> None:
+    def __init__(
+        self, job: Job, folder: Path, reference: SideRun | None, *, ids_only: bool
+    ) -> None:
+        self._ids_only = ids_only
         self._job = job
         self._folder = folder
         self._reference = reference
@@ -161,28 +167,31 @@ class _SideRunner:
     ) -> None:
         reference_path = self._folder / f"reference-{index}.npy"
         path = reference_path if self._reference is None else self._folder / "other.npy"
-        answer = _ask(worker, flags, prompt, path)
+        answer = _ask(worker, flags, prompt, None if self._ids_only else path)
         _check_model(answer, self._job.facts, where)
         if self._reference is not None:
             reference = self._reference.answers[index]
             _check_comparable(reference, answer, where)
             self._differences += _compare(reference, answer, reference_path, path)
-            path.unlink()
+            path.unlink(missing_ok=True)
         self._answers.append(answer)
 
 
-def _ask(worker: Worker, flags: dict[str, str], prompt: Prompt, logits_path: Path) -> Answer:
+def _ask(worker: Worker, flags: dict[str, str], prompt: Prompt, logits_path: Path | None) -> Answer:
+    """Asks for ids, and for logits if there is a path for them."""
     request = {
         **flags,
         **prompt.flags,
         "prompt_ids": ",".join(map(str, prompt.ids)),
         "json": "true",
-        "logits_out": str(logits_path),
     }
+    if logits_path is not None:
+        request["logits_out"] = str(logits_path)
     reply = worker.ask(to_args(request))
     _check_result(reply.result)
     try:
-        logits = summarise(load_logits(logits_path))
+        none = np.zeros((0, 0), np.float32)
+        logits = summarise(none if logits_path is None else load_logits(logits_path))
     except (OSError, ValueError) as error:
         raise RunError(f"its logits cannot be read: {error}") from None
     return Answer(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from strata_jax.config import LOOPBACK
 from strata_jax.errors import UsageError
 from strata_jax.gate.comparison import Claim, Comparison, LiveRows, Mode, Side
-from strata_jax.gate.draft_sides import VARIED, draft_sides
+from strata_jax.gate.draft_sides import VARIED, draft_sides, ids_sides
 from strata_jax.gate.facts import ModelFacts
 
 _MISSES = ("entries_stream", "entries_host", "entries_file")
@@ -266,8 +266,17 @@ def _windows(facts: ModelFacts) -> tuple[Comparison, ...]:
 
 
 def _drafts(facts: ModelFacts) -> tuple[Comparison, ...]:
-    sides = draft_sides(_hectic(facts))
-    return (Comparison(name="drafts", contract="W", varied=VARIED, sides=sides),)
+    flags = _hectic(facts)
+    return (
+        Comparison(name="drafts", contract="W", varied=VARIED, sides=draft_sides(flags)),
+        Comparison(
+            name="drafts, ids alone",
+            contract="W",
+            varied=VARIED,
+            sides=ids_sides(flags),
+            ids_only=True,
+        ),
+    )
 
 
 def _chunks(facts: ModelFacts) -> tuple[Comparison, ...]:

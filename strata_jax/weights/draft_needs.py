@@ -9,6 +9,9 @@ from strata_jax.weights.draft_vocab import read_draft_vocab
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.plan import cell_bytes
 
+RING_WINDOWS = 8
+"""Windows whose rows a ring of residuals holds: half of them wait for their cells to be written together,
+for each call takes the host as long as half a step takes a device, while more may be written."""
 BLOCK_ROWS = 512
 """Most rows of a tile whose cells are written at once: bounds the memory for their projections."""
 _GROUP = 16
@@ -79,7 +82,7 @@ def draft_needs(
     row = config.num_streams * config.hidden * _FLOAT
     return DraftNeeds(
         weight_bytes=weights,
-        xla_bytes=cells * (2 if sizes.step else 1) + 4 * steps.window_rows * row,
+        xla_bytes=cells * (2 if sizes.step else 1) + (4 + RING_WINDOWS) * steps.window_rows * row,
         row_bytes=row,
     )
 

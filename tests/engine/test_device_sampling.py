@@ -1,6 +1,7 @@
 """Draws on a device: the ids that the host's sampler draws from the same logits."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from strata_jax.engine import device_sampling
 from strata_jax.engine.device_sampling import MOST_CHOSEN, DeviceSampling
+from strata_jax.engine.programs import Numbers
 from strata_jax.engine.request import SamplingSettings
 from strata_jax.engine.sampling import Sampler
 
@@ -99,7 +101,13 @@ def test_other_settings_compile_nothing():
     assert after == before
 
 
-@pytest.mark.parametrize("came_true", [0, 2, 4])
+def window_of(ids, pos):
+    """The operand of a window of 8 rows."""
+    numbers = Numbers(pos=pos, live=len(ids), head_rows=len(ids), certain=1)
+    return np.asarray([*ids, *[0] * (8 - len(ids)), *numbers], np.int32)
+
+
+@pytest.mark.parametrize(("came_true", "lowest"), [(0, 5), (2, 2), (4, 4)])
 @pytest.mark.parametrize(
     "chosen",
     [
@@ -108,7 +116,9 @@ def test_other_settings_compile_nothing():
         SamplingSettings(temperature=0.0, presence_penalty=3.0, frequency_penalty=1.0),
     ],
 )
-def test_draws_after_the_rows_of_a_window_as_one_by_one(chosen: SamplingSettings, came_true: int):
+def test_draws_after_the_rows_of_a_window_as_one_by_one(
+    chosen: SamplingSettings, came_true: int, lowest: int
+):
     # The same logits again and again, so that penalties decide.
     logits = np.repeat(random_logits(4, 1), 12, axis=0) + random_logits(5, 12) / 8
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -123,7 +133,7 @@ def test_draws_after_the_rows_of_a_window_as_one_by_one(chosen: SamplingSettings
         drafts[place] = (drafts[place] + 1) % VOCAB
     device = begun()
 
-    found = device.draw_rows(logits[:8], np.asarray([3, *drafts], np.int32), 5)
+    found, _ = device.draw_rows(jnp.asarray(logits[:8]), window_of([3, *drafts], 4), lowest)
 
     assert np.asarray(found)[: came_true + 1].tolist() == expected[: came_true + 1]
     # What was rejected has left no trace.
@@ -139,7 +149,8 @@ def test_ids_that_have_no_token_never_win(chosen: SamplingSettings):
     device = DeviceSampling(chosen, Sampler(chosen, (2995,), 2990), sharding, sharding)
 
     one = [int(device.draw(row[None], i)[0]) for i, row in enumerate(logits)]
-    rows = np.asarray(device.draw_rows(logits, np.asarray([1, 2], np.int32), 0))
+    window = jnp.asarray(np.repeat(logits, 2, axis=0))
+    rows = np.asarray(device.draw_rows(window, window_of([1, 2], -1), 0)[0])
 
     assert max(one) < 2990
     assert rows.max() < 2990

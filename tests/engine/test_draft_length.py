@@ -96,7 +96,7 @@ def test_pauses_grow_and_end_when_drafts_pay_again():
         run = run + 1 if drafts == 0 else 0
         if length.seen(drafts, 0, dear(drafts)):
             pauses.append(length.paused)
-    assert pauses[:3] == [16, 32, 64]
+    assert pauses[:3] == [32, 64, 128]
     for _ in range(600):
         drafts, _ = length.choose(4)
         length.seen(drafts, drafts, dear(drafts))
@@ -129,3 +129,24 @@ def test_a_drafter_that_is_asked_in_vain_now_and_then_goes_on_where_it_pays():
         length.seen(drafts, drafts, 1.2 if count else 1.0, asked=count > 0)
         paused += length.paused > 0
     assert paused == 0
+
+
+@pytest.mark.parametrize(("dear", "most"), [(1.9, 150), (5.0, 450)])
+def test_windows_without_drafts_that_were_believed_dear_are_looked_at_again(dear, most):
+    """A machine that was slow at first: drafts would seem to pay for ever."""
+    length, drafted = DraftLength(1), 0
+    for window in range(600):
+        drafts, _ = length.choose(1)
+        drafted += drafts
+        slow = window < 30
+        length.seen(drafts, 0, 1.5 if drafts else dear if slow else 1.0)
+    assert 90 < drafted < most
+
+
+def test_a_window_that_a_device_had_in_its_queue_makes_no_pause_longer():
+    length = learned(1)
+    while not length.paused:
+        length.seen(1, 0, 2.0, asked=True)
+    paused = length.paused
+    length.seen(1, 0, 2.0, asked=True)
+    assert length.paused == paused

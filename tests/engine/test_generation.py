@@ -2,11 +2,14 @@
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from strata_jax.engine.draft_flow import DraftFlow
 from strata_jax.engine.drafting import Drafting, Source
 from strata_jax.engine.drafts import Drafted
 from strata_jax.engine.generation import Generation
@@ -14,6 +17,7 @@ from strata_jax.engine.options import EngineOptions
 from strata_jax.engine.request import Request, SamplingSettings
 from strata_jax.engine.runner import Runner, RunnerOptions
 from strata_jax.engine.scripted_drafter import ScriptedDrafter
+from strata_jax.engine.scripted_follower import ScriptedFollower
 from strata_jax.ops.native import Backend
 from tests.stepper import same_bits, same_state
 
@@ -50,14 +54,25 @@ def emulated(tiny_pack):
     runner.close()
 
 
-def begin(runner, sampling=GREEDY, drafter=None, *, drafts=7, tokens=24, logits=True, stop=()):
+def begin(
+    runner,
+    sampling=GREEDY,
+    drafter=None,
+    *,
+    drafts=7,
+    tokens=24,
+    logits=True,
+    stop=(),
+    flow=None,
+):
     request = Request(
         ids=PROMPT, settings=sampling, max_tokens=tokens, stop_ids=frozenset(map(int, stop))
     )
     options = EngineOptions(all_logits=logits)
     drafting = None
     if drafter is not None:
-        drafting = Drafting([Source(name="test", drafter=drafter, length=None)], drafts)
+        source = Source(name="test", drafter=drafter, length=None, flow=flow)
+        drafting = Drafting([source], drafts)
     return Generation(runner, request, options, drafting, None)
 
 
@@ -97,15 +112,53 @@ def test_drafts_change_neither_ids_nor_logits(runner, answers, sampling, drafts,
     assert max(generation.windows) <= 8
 
 
+@pytest.fixture(scope="module")
+def following(emulated):
+    """An answer with drafts that a device finds by itself."""
+    follower = ScriptedFollower(script([], 100), emulated)
+    flow = DraftFlow(emulated, follower)
+
+    def answer(ids, percent, sampling=GREEDY, **how):
+        follower._drafter = script(ids, percent)
+        drafter = follower._drafter
+        return begin(emulated, sampling, drafter, logits=False, flow=flow, **how)
+
+    return answer
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, PENALISED, SAMPLED], ids=["greedy", "all", "sampled"])
-def test_a_device_draws_the_same_ids_with_drafts_as_without(emulated, sampling):
+def test_a_device_draws_the_same_ids_with_drafts_as_without(emulated, following, sampling):
     ids = list(begin(emulated, sampling, logits=False, tokens=9))
 
-    for drafts, percent in [(3, 100), (7, 50)]:
-        generation = begin(
-            emulated, sampling, script(ids, percent), drafts=drafts, tokens=9, logits=False
-        )
-        assert list(generation) == ids
+    asked = begin(emulated, sampling, script(ids, 50), drafts=7, tokens=9, logits=False)
+    assert list(asked) == ids
+    alone = following(ids, 70, sampling, drafts=3, tokens=9)
+    assert list(alone) == ids
+    assert alone.drafts is not None
+    assert 0 < alone.drafts["accepted"] < alone.drafts["drafted"]
+    assert emulated.position == len(PROMPT) + 8
+
+
+@pytest.mark.parametrize("ending", ["stop", "cancelled"])
+def test_an_answer_that_a_device_finds_leaves_what_it_has_read(emulated, following, ending):
+    """Whatever was in the queue: behind the end windows change nothing."""
+    known = list(begin(emulated, logits=False, tokens=12))
+    place = next(place for place in range(2, 9) if known[place] not in known[:place])
+    stop = [known[place]] if ending == "stop" else []
+
+    generation = following(known, 100, drafts=3, tokens=12, stop=stop)
+    found = list(itertools.islice(generation, place + 1))
+    generation.cancel()
+
+    assert found == known[: place + 1]
+    read = emulated.position - len(PROMPT)
+    assert read == place or ending == "cancelled"
+    assert read >= place
+    emulated._settle()
+    state = jax.tree.map(jnp.array, emulated._state)
+    list(begin(emulated, logits=False, tokens=read + 1, drafter=script(known, 100)))
+    emulated._settle()
+    assert same_state(state, emulated._state, len(PROMPT) + read, 4)
 
 
 @pytest.mark.parametrize("place", range(1, 12))

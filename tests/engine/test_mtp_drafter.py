@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 
 from strata_jax.config import DraftSettings
+from strata_jax.engine.follow_programs import Orders
 from strata_jax.engine.loader import Placing, primary_sharding
 from strata_jax.engine.mtp_drafter import MtpDrafter
+from strata_jax.engine.programs import Numbers
+from strata_jax.engine.queued import Window
 from strata_jax.ops.native import CPU, Backend
 from strata_jax.ops.roles import Role
 from strata_jax.ops.sets import native_ops
@@ -43,8 +46,8 @@ def opened(pack):
     store = fill_store(pack)
     kept = {}
 
-    def open_drafter(context=512, **settings):
-        key = (context, *sorted(settings.items()))
+    def open_drafter(context=512, drawable=None, **settings):
+        key = (context, drawable, *sorted(settings.items()))
         if key not in kept:
             chosen = DraftSettings(most=MOST, **settings)
             sizes = draft_sizes(pack.config, chosen, context, "f32", STEPS)
@@ -54,7 +57,14 @@ def opened(pack):
             )
             shared = native_ops(store.slot)
             kept[key] = MtpDrafter.open(
-                layer_of(pack), shared, pack.config, chosen, sizes, placing, lambda _: None
+                layer_of(pack),
+                shared,
+                pack.config,
+                chosen,
+                sizes,
+                placing,
+                lambda _: None,
+                drawable=drawable,
             )
         kept[key].reset()
         return kept[key]
@@ -73,13 +83,18 @@ def layer_of(pack):
 
 def read_windows(drafter, residual, end, widths=(8,), begin=0):
     """Reads positions begin..end-1 (their followers are ids begin+1..end) by windows of these widths."""
+    held = len(drafter._nothing)  # more in a ring
     if begin == 0:
-        drafter.read(IDS[:1], jnp.zeros((8, *residual.shape[1:])), -1)
+        drafter.read(IDS[:1], jnp.zeros((held, *residual.shape[1:])), -1)
     at, turn = begin, 0
     while at < end:
         rows = min(widths[turn % len(widths)], end - at)
-        drafter.read(IDS[at + 1 : at + 1 + rows], jnp.asarray(residual[at : at + 8]), at)
+        drafter.read(IDS[at + 1 : at + 1 + rows], padded(residual[at : at + 8], held), at)
         at, turn = at + rows, turn + 1
+
+
+def padded(rows, count):
+    return jnp.zeros((count, *rows.shape[1:])).at[: len(rows)].set(rows)
 
 
 def read_tiles(drafter, residual, end):
@@ -207,6 +222,68 @@ def test_goes_on_past_the_window(opened, residual):
 
     assert len(short.draft(MOST).ids) == len(whole.draft(MOST).ids) == MOST
     assert (short.origin, whole.origin) == (128, 0)  # 64 at a time
+
+
+def passed(follower, asked, residual, at, count):
+    """Reads positions one by one, with nobody drafting; returns the next one."""
+    for place in range(at, at + count):
+        # Those that may wait are still there.
+        newest = np.arange(max(at, place - 32), place + 1)
+        ring = jnp.zeros((64, *residual.shape[1:])).at[newest % 64].set(residual[newest])
+        follower.passed(int(IDS[place + 1]), ring, place % 64, place)
+        asked.read(IDS[place + 1 : place + 2], jnp.asarray(residual[place : place + 8]), place)
+    follower.begin()
+    return at + count
+
+
+@pytest.mark.parametrize("min_probability", [0.02])
+def test_follows_windows_with_the_drafts_that_it_makes_when_asked(
+    opened, pack, residual, min_probability
+):
+    """Windows of a device whose drafts come true or not, up to where cells were dropped."""
+    how = {"context": 100_000, "mtp_window": 64, "min_probability": min_probability}
+    asked, follower = opened(**how), opened(drawable=500, **how)
+    for drafter in (asked, follower):
+        read_windows(drafter, residual, 20)
+    follower.begin()
+    at, live, rng = 20, 1, np.random.default_rng(3)
+    while at < 230:
+        kept = int(rng.integers(1, live + 1))
+        ids = np.append(IDS[at : at + kept], np.full(8 - kept, 501))  # which never follows
+        numbers = Numbers(pos=at, live=live, head_rows=live, certain=1)
+        after = jnp.zeros((8, pack.config.vocab_size)).at[np.arange(8), IDS[at + 1 : at + 9]].set(1)
+        rows = jnp.asarray(residual[at : at + 8])
+        packed = np.asarray([*ids, *numbers], np.int32)
+        ring = jnp.zeros((64, *rows.shape[1:])).at[:8].set(rows)
+        window = Window(packed=packed, logits=after, residual=ring)
+        wanted = int(rng.integers(0, MOST + 1))
+        orders = Orders(wanted=wanted, last=1000)
+
+        following, report = follower.follow(
+            window, jnp.zeros(8, jnp.int32), jnp.zeros(500, bool), orders, at + 8
+        )
+
+        asked.read(IDS[at + 1 : at + 1 + kept], rows, at)
+        drafts = asked.draft(wanted)
+        sure = np.cumprod(drafts.probabilities >= min_probability).sum() if wanted else 0
+        assert report.tolist() == [live, kept, *IDS[at + 1 : at + 9]]
+        at, live = at + kept, 1 + int(sure)
+        expected = [
+            IDS[at],
+            *drafts.ids[:sure],
+            *[0] * (7 - sure),
+            at,
+            live,
+            live,
+            0,
+            kept - 1,
+            1,
+            0,
+        ]
+        assert following.tolist() == expected
+        if rng.integers(0, 4) == 0:
+            at, live = passed(follower, asked, residual, at, int(rng.integers(1, 50))), 1
+    assert follower.origin == asked.origin > 0
 
 
 def test_reads_a_prompt_that_is_longer_than_the_window(opened, residual):

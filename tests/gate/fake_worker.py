@@ -28,7 +28,7 @@ def answer(flags: dict[str, str], faults: dict) -> dict:
         for row in range(positions)
     ]
     ids, rows = spoil(ids, rows, len(prompt), faults)
-    if not faults.get("no_logits"):
+    if "logits_out" in flags and not faults.get("no_logits"):
         write_npy(Path(flags["logits_out"]), rows, faults.get("type", "f"))
     return {
         "ids": ids,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from strata_jax.config import TILE_ROWS, TierSettings
+from strata_jax.engine.device_sampling import DeviceSampling
 from strata_jax.engine.request import SamplingSettings
 from strata_jax.engine.runner import Runner, RunnerOptions
 from strata_jax.engine.sampling import Sampler
@@ -266,7 +267,9 @@ def test_draws_the_ids_that_the_host_draws(resident: Runner):
     for _ in range(5):
         token = sampler.pick(resident.read_window(np.asarray([token]))[0], resident.position)
         expected.append(token)
-    sampling = resident.device_sampling(chosen, start())
+    sampling = DeviceSampling(
+        chosen, start(), resident.placing.sharding, resident.placing.result_sharding
+    )
 
     assert list(resident.best_ids(17, 5, sampling)) == expected
 

@@ -88,7 +88,7 @@ def test_counts_the_cache_and_the_residuals(pack):
 
     whole = needs(pack)
 
-    cells = (whole.xla_bytes - 4 * 8 * row) / per_cell
+    cells = (whole.xla_bytes - 12 * 8 * row) / per_cell
     assert 4096 + 256 <= cells <= 4096 + 256 + 64
     assert needs(pack, context=1 << 18).xla_bytes == needs(pack, context=1 << 20).xla_bytes
 
