@@ -315,27 +315,24 @@ def test_runs_no_handler_after_the_warm_up(pack, peer: dict):
 
 
 @pytest.mark.gpu
-def test_a_first_prompt_takes_no_more_memory_and_compiles_nothing(pack):
-    """What a prompt needs is there once the runner is ready, the kernels' code included."""
+def test_a_first_prompt_compiles_nothing(pack):
+    """What a prompt needs is there once the runner is ready."""
     compiled = []
 
     def listen(event: str, duration_secs: float, **_: str | int) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(duration_secs)
 
-    backend, rows = Backend("cuda"), TILE_ROWS["cuda"]
-    options = RunnerOptions(max_context=2 * rows + 8, backend=backend, tiers=TierSettings())
+    rows = TILE_ROWS["cuda"]
+    options = RunnerOptions(max_context=2 * rows + 8, backend=Backend("cuda"), tiers=TierSettings())
     runner = Runner(pack, pack.config, options, lambda _: None)
     jax.monitoring.register_event_duration_secs_listener(listen)
-    free = backend.library.memory(0)[0]
     runner.reset()
     ids = (np.arange(2 * rows + 8, dtype=np.int32) * 37 + 11) % 4000
     for begin in (0, rows):
         runner.read_tile(ids[begin : begin + rows], want_logits=False)
     runner.read_window(ids[2 * rows :])
-    taken = free - backend.library.memory(0)[0]
     jax.monitoring.unregister_event_duration_listener(listen)
     runner.close()
 
     assert compiled == []
-    assert taken <= 4 << 20
