@@ -308,9 +308,8 @@ DownPlaces PlacesOf(const FfnParams& p, int64_t warps, int64_t slot_bytes, int64
   return places;
 }
 
-// Whether the second kernel may begin before the first is over. Not beside a peer, whose event
-// stands between them; the peer's own follow each other.
-bool Overlaps(const ExpertFfnArgs& a) { return a.peer_rows == nullptr; }
+// With a peer, kernels stand beside events and other streams: there every one waits its turn.
+bool Overlaps(const ExpertFfnArgs& a) { return a.peer_rows == nullptr && a.rows == nullptr; }
 
 bool IsQ8(const DeviceMatrix& m) { return m.type->type == GgmlType::kQ8_0; }
 
@@ -379,13 +378,13 @@ std::string LaunchGateUp(const ExpertFfnArgs& a, FfnParams p, cudaStream_t strea
       shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(items, Multiprocessors() + rings)));
       shape.block = dim3(static_cast<unsigned>(2 * 32 * segments));
       shape.shared_bytes = static_cast<size_t>(ahead.bytes);
-      return Launch(inlined.ahead, shape, p);
+      return LaunchOf(inlined.ahead, shape, Overlaps(a), p);
     }
     const GateUpShared plain(segments, inlined.book_bytes, a.num_rows * a.num_active);
     shape.grid = dim3(static_cast<unsigned>(std::min<int64_t>(items, 2 * Multiprocessors())));
     shape.block = dim3(static_cast<unsigned>(32 * segments));
     shape.shared_bytes = static_cast<size_t>(plain.bytes);
-    return Launch(inlined.kernel, shape, p);
+    return LaunchOf(inlined.kernel, shape, Overlaps(a), p);
   }
   shape.grid = dim3(static_cast<unsigned>(panels), static_cast<unsigned>(a.num_active + 1),
                     static_cast<unsigned>(a.num_rows));
@@ -395,7 +394,7 @@ std::string LaunchGateUp(const ExpertFfnArgs& a, FfnParams p, cudaStream_t strea
   p.grids_at = static_cast<int32_t>(shape.shared_bytes);
   shape.shared_bytes += std::max(GridSharedBytes(a.routed->gate) + GridSharedBytes(a.routed->up),
                                  GridSharedBytes(*a.shared_gate) + GridSharedBytes(*a.shared_up));
-  return Launch(GateUpKernel<kDoors>, shape, p);
+  return LaunchOf(GateUpKernel<kDoors>, shape, Overlaps(a), p);
 }
 
 template <bool kDoors>

@@ -34,10 +34,15 @@ struct AheadPlaces {
 // A block's items, of which a warp has a segment of gate or up each. The shared expert's come
 // first, because they have the most bytes: each counts as two in the blocks' turns.
 struct AheadItems {
-  PieceList list;  // routed ones: `what` is row, entry, panel
-  int next, end, step;
-  int shared;  // items of the shared expert
-  int gap;     // turns that are left out behind the first round
+  // Of the routed ones 32 at a time: lane k knows the k-th, so that what it takes to find an item
+  // is done once for all of them.
+  unsigned left = 0;              // lanes whose items are not done
+  unsigned linked = 0;            // lanes whose experts lie in the host's memory
+  const uint8_t* unit = nullptr;  // the lane's
+  uint32_t what = 0;              // the lane's: row << 26, entry << 20, panel
+  int next, end, step;            // turns
+  int shared;                     // items of the shared expert
+  int gap;                        // turns that are left out behind the first round
 
   __device__ __forceinline__ AheadItems(const FfnParams& p, int first, int blocks, int live)
       : next(first),
@@ -46,11 +51,14 @@ struct AheadItems {
     gap = shared <= blocks ? shared : 0;
     end = shared + gap + live * p.num_active * p.by_panels.divisor;
   }
+  __device__ __forceinline__ int First() const { return __ffs(static_cast<int>(left)) - 1; }
+  __device__ __forceinline__ bool IsLinked() const { return (linked & left & (0u - left)) != 0; }
+  __device__ __forceinline__ void Drop() { left &= left - 1; }
   // The next routed ones that are computed here, if there are any; `own_at` is where the warp's
   // segment lies in an expert's first panel.
   __device__ __forceinline__ void Fill(const FfnParams& p, const uint64_t* words, int64_t own_at,
                                        int lane) {
-    while (list.left == 0 && next < end) {
+    while (left == 0 && next < end) {
       const int at = next + lane * step;
       int item = at - shared;
       if (at >= step + gap) item -= gap;
@@ -60,12 +68,11 @@ struct AheadItems {
         const int panel = item - rank * p.by_panels.divisor;
         const int row = p.by_active.Quotient(rank);
         word = InShared(words)[rank];
-        list.what =
-            static_cast<uint32_t>(row << 26 | (rank - row * p.by_active.divisor) << 20 | panel);
-        list.unit = PanelsOf(word) + own_at + panel * p.gate.panel_bytes;
+        what = static_cast<uint32_t>(row << 26 | (rank - row * p.by_active.divisor) << 20 | panel);
+        unit = PanelsOf(word) + own_at + panel * p.gate.panel_bytes;
       }
-      list.left = __ballot_sync(kAllLanes, word != 0);
-      list.linked = __ballot_sync(kAllLanes, (word & kLinked) != 0);
+      left = __ballot_sync(kAllLanes, word != 0);
+      linked = __ballot_sync(kAllLanes, (word & kLinked) != 0);
       next += 32 * step;
     }
   }
@@ -89,6 +96,7 @@ __global__ void __launch_bounds__(2 * kPairWarps * 32, 1)
   const AheadPlaces places(warps, p.num_rows, p.num_active, p.width, kBookBytes,
                            AheadSlot<Decode>::kSize);
   AheadSlot<Decode> slot(shared + places.slots_at + warp * AheadSlot<Decode>::kSize, lane);
+  if constexpr (kBookBytes > 0) StageBook<Decode, kMostBookCopies>(shared);
   const int live = min(max(*p.live, 0), p.num_rows);
   const int rings = kDoors && p.mailbox.box != nullptr;
   WaitForKernelBefore();
@@ -100,7 +108,6 @@ __global__ void __launch_bounds__(2 * kPairWarps * 32, 1)
   const FirstQuads quads(p.x, p.width);
   uint64_t* words = reinterpret_cast<uint64_t*>(shared + places.words_at);
   FillWords<kDoors>(p, live, blockIdx.x == static_cast<unsigned>(rings), words);
-  if constexpr (kBookBytes > 0) StageBook<Decode, kMostBookCopies>(shared);
   __syncthreads();
   const int first = static_cast<int>(blockIdx.x) - rings;
   const int blocks = static_cast<int>(gridDim.x) - rings;
@@ -108,9 +115,9 @@ __global__ void __launch_bounds__(2 * kPairWarps * 32, 1)
   const int64_t own_at = (is_up ? p.up_at : 0) + static_cast<int64_t>(segment) * p.gate.unit_bytes;
   const auto ask = [&] {
     items.Fill(p, words, own_at, lane);
-    if (items.list.left == 0) return;
-    if (kDoors && items.list.IsLinked()) LetLetterPassWarp(p, lane);
-    AskFor<Decode>(&slot, items.list, true, lane);
+    if (items.left == 0) return;
+    if (kDoors && items.IsLinked()) LetLetterPassWarp(p, lane);
+    AskFor<Decode>(&slot, items.unit, true, items.IsLinked(), lane, items.First());
   };
   // Of the shared expert's panel, or the first routed one behind its panels.
   const auto shared_unit = [&](int panel) {
@@ -150,16 +157,16 @@ __global__ void __launch_bounds__(2 * kPairWarps * 32, 1)
   uint32_t* done = reinterpret_cast<uint32_t*>(shared + places.done_at);
   // Two sets of sums: warps may be in the next items while one adds up.
 #pragma unroll 1
-  for (int set = 0, adder = 0; items.list.left != 0; set ^= 1) {
+  for (int set = 0, adder = 0; items.left != 0; set ^= 1) {
     const int from = set * kItemsAtOnce;
     int count = 0;
 #pragma unroll 1
-    for (; count < kItemsAtOnce && items.list.left != 0; ++count) {
-      const uint32_t what = __shfl_sync(kAllLanes, items.list.what, items.list.First());
+    for (; count < kItemsAtOnce && items.left != 0; ++count) {
+      const uint32_t what = __shfl_sync(kAllLanes, items.what, items.First());
       if (threadIdx.x == 0) done[from + count] = what;
-      const float sum = SlotSum<Decode, 8>(&slot, items.list, book, rows,
-                                           static_cast<int>(what >> 26), first_block, lane, [&] {
-                                             items.list.Drop();
+      const float sum = SlotSum<Decode, 8>(&slot, nullptr, book, rows, static_cast<int>(what >> 26),
+                                           first_block, false, lane, [&] {
+                                             items.Drop();
                                              ask();
                                            });
       sums[((from + count) * warps + warp) * 32 + lane] = sum;

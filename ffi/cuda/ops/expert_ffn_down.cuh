@@ -145,55 +145,39 @@ __device__ __forceinline__ void CopyHidden(const FfnParams& p, int64_t first, in
   }
 }
 
-// A warp's jobs of a batch of items: the whole segments of all, then the halves, the shared
-// expert's first, for they are the longest.
-struct DownList {
-  PieceList list;
-  int next;   // job of lane 0 when the list is filled again
-  int items;  // of the batch
+// A warp's way through the jobs of a batch of `items` items: the whole segments of all, then the
+// halves, the shared expert's first, for they are the longest.
+struct DownWalk {
+  int at, items;
+  int item, entry, segment;
+  bool whole;
+  uint64_t down;  // of the entry (DownRows)
 
-  // What a lane says of its job.
-  struct What {
-    uint32_t bits;
-    __device__ __forceinline__ int Row() const { return static_cast<int>(bits >> 20); }  // hidden's
-    __device__ __forceinline__ int Place() const { return static_cast<int>(bits >> 8 & 0xfffu); }
-    __device__ __forceinline__ int Segment() const { return static_cast<int>(bits >> 2 & 63u); }
-    __device__ __forceinline__ bool IsWhole() const { return (bits & 2u) != 0; }
-    __device__ __forceinline__ bool IsShared() const { return (bits & 1u) != 0; }
-  };
-  __device__ __forceinline__ What First() const {
-    return {__shfl_sync(kAllLanes, list.what, list.First())};
+  __device__ __forceinline__ bool Done(const DownJobs& jobs) const {
+    return at >= items * jobs.count;
   }
-  // The next jobs whose entries are computed here, if there are any; `begin` is the batch's first
-  // item, `first_row` that of `rows`.
-  __device__ __forceinline__ void Fill(const FfnParams& p, const DownJobs& jobs,
-                                       const DownRows& rows, int begin, int first_row, int lane) {
-    const int warps = static_cast<int>(blockDim.x) / 32;
-    const int end = items * jobs.count;
-    while (list.left == 0 && next < end) {
-      const int at = next + lane * warps;
-      uint64_t down = 0;
-      if (at < end) {
-        const bool whole = at < items * jobs.whole;
-        const int pair = whole ? p.by_whole.Quotient(at) : at - items * jobs.whole;
-        const int segment = whole ? at - pair * jobs.whole_each : jobs.whole_each;
-        const int own = p.by_entries.Quotient(pair);  // item of the batch
-        const int entry = jobs.entries - 1 - (pair - own * jobs.entries);
-        const int row = p.by_columns.Quotient(begin + own);
-        const int panel = begin + own - row * p.by_columns.divisor;
-        const int place =
-            own * jobs.count + (whole ? entry * jobs.whole_each + segment : jobs.whole + entry);
-        const bool is_shared = entry == p.num_active;
-        const PanelMatrix& m = is_shared ? p.shared_down : p.down;
-        down = InShared(rows.downs)[(row - first_row) * 32 + entry];
-        list.unit = reinterpret_cast<const uint8_t*>(down & ~kLinked) + UnitAt(m, panel, segment);
-        list.what = static_cast<uint32_t>((row - first_row) * jobs.entries + entry) << 20 |
-                    static_cast<uint32_t>(place << 8 | segment << 2 | whole << 1 | is_shared);
+  // The next job from `at` on whose entry is computed here; `begin` is the batch's first item,
+  // `first_row` that of `rows`.
+  __device__ __forceinline__ void Find(const FfnParams& p, const DownJobs& jobs,
+                                       const DownRows& rows, int begin, int first_row) {
+    for (; !Done(jobs); at += static_cast<int>(blockDim.x) / 32) {
+      whole = at < items * jobs.whole;
+      int pair = at - items * jobs.whole;  // of an item and an entry
+      segment = jobs.whole_each;
+      if (whole) {
+        pair = p.by_whole.Quotient(at);
+        segment = at - pair * jobs.whole_each;
       }
-      list.left = __ballot_sync(kAllLanes, down != 0);
-      list.linked = __ballot_sync(kAllLanes, (down & kLinked) != 0);
-      next += 32 * warps;
+      item = p.by_entries.Quotient(pair);
+      entry = jobs.entries - 1 - (pair - item * jobs.entries);
+      const int row = p.by_columns.Quotient(begin + item) - first_row;
+      down = InShared(rows.downs)[row * 32 + entry];
+      if (down != 0) return;
     }
+  }
+  // Where the job's sum belongs.
+  __device__ __forceinline__ int Place(const DownJobs& jobs) const {
+    return item * jobs.count + (whole ? entry * jobs.whole_each + segment : jobs.whole + entry);
   }
 };
 
@@ -238,17 +222,24 @@ __global__ void __launch_bounds__(kDownWarps * 32, 1)
   __syncthreads();
 #pragma unroll 1
   for (int first = begin; first < end; first += places.batch) {
-    DownList work = {{}, warp, min(places.batch, end - first)};
+    DownWalk walk = {warp, min(places.batch, end - first), 0, 0, 0, false, 0};
+    const uint8_t* unit = nullptr;
+    // The unit of the walk's job, and asks for its first part.
     const auto ask = [&] {
-      work.Fill(p, jobs, known, first, first_row, lane);
-      if (work.list.left == 0) return;
-      const DownList::What what = work.First();
-      if (what.IsShared()) {
-        AskFor<DecodeQ8_0>(&slot, work.list, what.IsWhole(), lane);
+      if (walk.Done(jobs)) return;
+      const bool is_shared = walk.entry == p.num_active;
+      const PanelMatrix& m = is_shared ? p.shared_down : p.down;
+      const int item = first + walk.item;
+      const int panel = item - p.by_columns.Quotient(item) * panels;
+      unit =
+          reinterpret_cast<const uint8_t*>(walk.down & ~kLinked) + UnitAt(m, panel, walk.segment);
+      if (is_shared) {
+        AskFor<DecodeQ8_0>(&slot, unit, walk.whole, false, lane);
       } else {
-        AskFor<Decode>(&slot, work.list, what.IsWhole(), lane);
+        AskFor<Decode>(&slot, unit, walk.whole, (walk.down & kLinked) != 0, lane);
       }
     };
+    walk.Find(p, jobs, known, first, first_row);
     ask();
     if (first == begin) {
       WaitForKernelBefore();
@@ -256,25 +247,31 @@ __global__ void __launch_bounds__(kDownWarps * 32, 1)
       __syncthreads();
     }
 #pragma unroll 1
-    while (work.list.left != 0) {
-      const DownList::What what = work.First();
+    while (!walk.Done(jobs)) {
+      const int place = walk.Place(jobs);
+      const int row =
+          (p.by_columns.Quotient(first + walk.item) - first_row) * jobs.entries + walk.entry;
+      const bool is_shared = walk.entry == p.num_active, is_whole = walk.whole;
+      const bool linked = (walk.down & kLinked) != 0;
+      const int first_block = walk.segment * 8;
       const auto next = [&] {
-        work.list.Drop();
+        walk.at += warps;
+        walk.Find(p, jobs, known, first, first_row);
         ask();
       };
       const auto sum_of = [&](auto decode, auto blocks_of) {
-        return SlotSum<decltype(decode), blocks_of.value>(
-            &slot, work.list, NoBook{}, rows, what.Row(), what.Segment() * 8, lane, next);
+        return SlotSum<decltype(decode), blocks_of.value>(&slot, unit, NoBook{}, rows, row,
+                                                          first_block, linked, lane, next);
       };
       using Long = std::integral_constant<int, 8>;
       using Short = std::integral_constant<int, 4>;
       float sum = 0.0f;
-      if (what.IsShared()) {
-        sum = what.IsWhole() ? sum_of(DecodeQ8_0{}, Long{}) : sum_of(DecodeQ8_0{}, Short{});
+      if (is_shared) {
+        sum = is_whole ? sum_of(DecodeQ8_0{}, Long{}) : sum_of(DecodeQ8_0{}, Short{});
       } else {
-        sum = what.IsWhole() ? sum_of(Decode{}, Long{}) : sum_of(Decode{}, Short{});
+        sum = is_whole ? sum_of(Decode{}, Long{}) : sum_of(Decode{}, Short{});
       }
-      sums[what.Place() * 32 + lane] = sum;
+      sums[place * 32 + lane] = sum;
     }
     const int count = min(places.batch, end - first);
     if (kDoors && p.rows == nullptr) {

@@ -86,14 +86,14 @@ struct GateUpShared {
         bytes(words_at + words * 8) {}
 };
 
-// Fills the words of the live rows, by a whole block that synchronises, its last warps first, for
-// these have the least to do with a code book; `counts`: and notes the use of their experts.
+// Fills the words of the live rows, by a whole block that synchronises; `counts`: and notes the use
+// of their experts.
 template <bool kDoors>
 __device__ __forceinline__ void FillWords(const FfnParams& p, int live, bool counts,
                                           uint64_t* words) {
   const int lane = threadIdx.x % 32;
   const int warps = blockDim.x / 32;
-  for (int row = warps - 1 - threadIdx.x / 32; row < live; row += warps) {
+  for (int row = threadIdx.x / 32; row < live; row += warps) {
     const bool mine = lane < p.num_active;
     const int id = mine ? p.ids[row * p.num_active + lane] : 0;
     if constexpr (kDoors) {

@@ -70,39 +70,27 @@ __device__ __forceinline__ void AddPart(const RawWords<Unit<Decode, kBlocks>::kC
   }
 }
 
-// Work that a warp has before it, 32 pieces at a time: lane k knows the k-th, so that what it takes
-// to find a piece is done once for all of them.
-struct PieceList {
-  unsigned left = 0;              // lanes whose pieces are not done
-  unsigned linked = 0;            // lanes whose units lie in the host's memory
-  const uint8_t* unit = nullptr;  // the lane's: the weights
-  uint32_t what = 0;              // the lane's: all else
-
-  __device__ __forceinline__ int First() const { return __ffs(static_cast<int>(left)) - 1; }
-  __device__ __forceinline__ bool IsLinked() const { return (linked & left & (0u - left)) != 0; }
-  __device__ __forceinline__ void Drop() { left &= left - 1; }
-};
-
-// Asks for the first part of the list's first unit, a segment of 8 blocks or, not `whole`, of 4.
+// Asks for the first part of a segment of 8 blocks or, not `whole`, of 4: for the unit that lane
+// `source` names. `linked`: it lies in the host's memory.
 template <typename Decode, typename AnySlot>
-__device__ __forceinline__ void AskFor(AnySlot* slot, const PieceList& list, bool whole, int lane) {
+__device__ __forceinline__ void AskFor(AnySlot* slot, const uint8_t* unit, bool whole, bool linked,
+                                       int lane, int source = 0) {
   constexpr int kLong = Unit<Decode, 8>::kPartBytes, kShort = Unit<Decode, 4>::kPartBytes;
-  const int first = list.First();
-  if (list.IsLinked()) {
-    whole ? slot->template AskByLanes<kLong>(list.unit, lane, first)
-          : slot->template AskByLanes<kShort>(list.unit, lane, first);
+  if (linked) {
+    whole ? slot->template AskByLanes<kLong>(unit, lane, source)
+          : slot->template AskByLanes<kShort>(unit, lane, source);
   } else {
-    whole ? slot->template Ask<kLong>(list.unit, lane, first)
-          : slot->template Ask<kShort>(list.unit, lane, first);
+    whole ? slot->template Ask<kLong>(unit, lane, source)
+          : slot->template Ask<kShort>(unit, lane, source);
   }
 }
 
-// The sum of the list's first unit for one row, whose first part has been asked for. `next` runs
-// when the slot is free for other bytes.
+// A segment's sum for one row, from a slot whose first part has been asked for; `unit` matters only
+// where there is a second. `next` runs when the slot is free for other bytes.
 template <typename Decode, int kBlocks, typename AnySlot, typename Book, typename Next>
-__device__ __forceinline__ float SlotSum(AnySlot* slot, const PieceList& list, const Book& book,
-                                         const Rows& rows, int row, int first_block, int lane,
-                                         const Next& next) {
+__device__ __forceinline__ float SlotSum(AnySlot* slot, const uint8_t* unit, const Book& book,
+                                         const Rows& rows, int row, int first_block, bool linked,
+                                         int lane, const Next& next) {
   using Whole = Unit<Decode, kBlocks>;
   RawWords<Whole::kCount> raw;
   const int one[1] = {row};
@@ -110,9 +98,7 @@ __device__ __forceinline__ float SlotSum(AnySlot* slot, const PieceList& list, c
   slot->Wait();
   slot->Take(lane, &raw);
   if constexpr (Whole::kParts == 2) {
-    PieceList rest = list;
-    rest.unit += Whole::kSecondAt;
-    AskFor<Decode>(slot, rest, true, lane);
+    AskFor<Decode>(slot, unit + Whole::kSecondAt, true, linked, lane);
     AddPart<Decode, kBlocks, 0, 1>(raw, book, rows, one, first_block, acc);
     slot->Wait();
     slot->Take(lane, &raw);
