@@ -141,6 +141,24 @@ def wants_prefill_timing() -> bool:
     return os.environ.get("STRATA_PREFILL_TIMING", "0") not in ("", "0")
 
 
+def environment_peer_stream() -> float | None:
+    """What the environment gives for --peer_stream.
+
+    Raises:
+        UsageError: if it is no number from 0 to 1.
+    """
+    value = os.environ.get("STRATA_PF_PEER_STREAM", "")
+    if not value:
+        return None
+    try:
+        share = float(value)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise UsageError(f"STRATA_PF_PEER_STREAM={value}: a number from 0 to 1 expected")
+    return share
+
+
 def user_cache_dir() -> pathlib.Path | None:
     """Where this user's caches live (XDG base directory specification); None without a home."""
     base = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -274,6 +292,12 @@ class TierSettings:
     """Most experts on the peer; 0 = as many as fit."""
     peer_adapt_swaps: int = -1
     """Most swaps of a round on the peer; -1 = as `adapt_swaps`, 0 = frozen."""
+    peer_stream: float | None = None
+    """Share of the host's experts that a GPU's peer streams over its own link in prompts, and computes;
+    None = `PEER_STREAM` of weights/peer_prompts.py, for a loopback peer no part in prompts at all."""
+    peer_attention: float | None = None
+    """Share of a tile's queries that a GPU's peer takes in sparse attention, the last ones; None = 0.5, for
+    a loopback peer 0."""
     prefill_ring: int | None = None
     """Slots of a GPU that experts of the host pass through in prompts; None = auto, 0 = none: they are
     read over the link where they are used."""
@@ -391,6 +415,8 @@ class TierSettings:
             notes += self._without_effect(_PEER_FLAGS, "there is no peer; --peer_device=N adds one")
         elif platform == "cpu":
             notes += self._without_effect(("peer_link",), "an emulated peer is in the same memory")
+            idle = ("peer_stream", "peer_attention")
+            notes += self._without_effect(idle, "an emulated peer computes its own experts' rows")
         return tuple(notes)
 
     def _notes_with_cache(self, platform: str) -> list[str]:
@@ -429,6 +455,8 @@ _TIER_RANGES: tuple[tuple[str, type, float, float], ...] = (
     ("peer_reserve_mib", int, 0, math.inf),
     ("peer_slots", int, 0, math.inf),
     ("peer_adapt_swaps", int, -1, math.inf),
+    ("peer_stream", float, 0, 1),
+    ("peer_attention", float, 0, 0.5),
     ("prefill_ring", int, 0, 16384),
     ("host_ram_limit_gib", float, 0, 1 << 40),
     ("resident_budget_gib", float, 0, 1 << 40),
@@ -449,6 +477,8 @@ _PEER_FLAGS = (
     "peer_adapt_swaps",
     "peer_memory_mib",
     "peer_link",
+    "peer_stream",
+    "peer_attention",
 )
 
 

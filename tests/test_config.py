@@ -8,6 +8,7 @@ from strata_jax import config
 from strata_jax.errors import UsageError
 
 VARIABLES = (
+    "STRATA_PF_PEER_STREAM",
     "STRATA_MMQ_NO_STREAMK",
     "JAX_PLATFORMS",
     "JAX_PLATFORM_NAME",
@@ -56,6 +57,18 @@ def test_says_nothing_about_what_is_so_anyway(
     monkeypatch.setenv(name, value)
 
     assert config.environment_notes() == ()
+
+
+def test_takes_the_peers_share_from_the_environment(monkeypatch: pytest.MonkeyPatch):
+    assert config.environment_peer_stream() is None
+    monkeypatch.setenv("STRATA_PF_PEER_STREAM", "0.25")
+    assert config.environment_peer_stream() == 0.25
+    for wrong in ("2", "x", "nan"):
+        monkeypatch.setenv("STRATA_PF_PEER_STREAM", wrong)
+        with pytest.raises(
+            UsageError, match=f"STRATA_PF_PEER_STREAM={wrong}: a number from 0 to 1"
+        ):
+            config.environment_peer_stream()
 
 
 def test_keeps_caches_in_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--kv", choices=get_args(KvType), default="fp16")
     parser.add_argument("--side", action="append", required=True, help="tier flags, given again")
     arguments = parser.parse_args()
-    settings = [_settings(words) for words in arguments.side]
+    settings = [settings_of(words) for words in arguments.side]
     start_jax(arguments.platform, 4 * len(settings) << 30)
     from strata_jax.engine.runner import Runner, RunnerOptions
     from strata_jax.ops.native import Backend
@@ -57,7 +57,8 @@ def main() -> None:
                 runner.close()
 
 
-def _settings(words: str) -> TierSettings:
+def settings_of(words: str) -> TierSettings:
+    """The settings that some tier flags make."""
     values = flags.FlagValues()
     define_tiers(values)
     values(["bench_pair", *shlex.split(words)])

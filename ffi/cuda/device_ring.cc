@@ -9,19 +9,45 @@
 #include "cuda/will_need.h"
 
 namespace strata {
+namespace {
+
+bool IsPeers(uint64_t word) { return (word & kTagMask) == static_cast<uint64_t>(ExpertTag::kPeer); }
+
+}  // namespace
 
 // Experts that are far away for kernels of the primary: in the host's memory, or in that of another
-// device, where a tile would read each as often as it has groups of entries, or in the file.
+// device that does not compute, where a tile would read each as often as it has groups of entries,
+// or in the file.
 bool DeviceStore::PassesRing(uint64_t word) const {
   if ((word & (kLinked | kFromFile)) != 0) return true;
-  const bool on_peer = (word & kTagMask) == static_cast<uint64_t>(ExpertTag::kPeer);
-  return on_peer && peer_ != nullptr && peer_->is_elsewhere() && peer_->is_reached();
+  return IsPeers(word) && peer_ != nullptr && peer_->is_elsewhere() && peer_->tiles() == nullptr;
 }
+
+PeerTiles* DeviceStore::PeersTiles() const { return peer_ == nullptr ? nullptr : peer_->tiles(); }
 
 std::string DeviceStore::AfterWindow() {
   if (swaps_ == nullptr) return "";
   ring_is_stale_ = true;
   return swaps_->AfterWindow();
+}
+
+std::string DeviceStore::OpenTimeline(int64_t capacity) {
+  timeline_ = std::make_unique<Timeline>(capacity);
+  return peer_ == nullptr ? "" : peer_->OpenTimeline(capacity);
+}
+
+std::vector<std::pair<uint64_t, uint64_t>> DeviceStore::TakePeerTimeline() {
+  if (peer_ == nullptr) return {};
+  return peer_->TakeTimeline();
+}
+
+std::string DeviceStore::OpenPeerAttention(const PeerAttentionSizes& sizes) {
+  return peer_ == nullptr ? "device_store: it has no peer" : peer_->OpenAttention(sizes);
+}
+
+PeerAttention* PeersAttention(int64_t slot) {
+  const auto held = slot < 0 ? nullptr : FindDeviceStore(slot);
+  return held == nullptr || held->peer() == nullptr ? nullptr : held->peer()->attention();
 }
 
 std::string DeviceStore::LendExpert(int64_t layer, int64_t expert, int64_t home) {
@@ -43,8 +69,8 @@ std::string DeviceStore::LendExpert(int64_t layer, int64_t expert, int64_t home)
   return error.empty() ? add(shape->down, raw_[index].down, shape->down_at) : error;
 }
 
-std::string DeviceStore::OpenRing(const RingPlan& plan) {
-  if (ring_ != nullptr) return "device_store: a ring is opened once";
+// Experts change places within a layer only, so their number there stays.
+RingSizes DeviceStore::SizesOfRing(const RingPlan& plan, double share, bool is_peers) const {
   RingSizes sizes;
   sizes.num_layers = num_layers_;
   sizes.num_experts = num_experts_;
@@ -55,13 +81,49 @@ std::string DeviceStore::OpenRing(const RingPlan& plan) {
   if (swaps_ != nullptr) swaps_->SetFixed(is_lent);
   for (int64_t layer = 0; layer < num_layers_; ++layer) {
     sizes.slot_bytes = std::max(sizes.slot_bytes, shapes_[layer].bytes);
-    // Experts change places within a layer only, so their number there stays.
-    int64_t listed = 0;
+    int64_t linked = 0, listed = 0;
     for (int64_t i = layer * num_experts_; i < (layer + 1) * num_experts_; ++i) {
+      linked += (table_[i] & kLinked) != 0 || is_lent[i];
       listed += PassesRing(table_[i]) || is_lent[i];
     }
-    sizes.most_listed = std::max(sizes.most_listed, listed);
+    const int64_t taken = PeerShare(share).Of(linked);
+    sizes.most_listed = std::max(sizes.most_listed, is_peers ? taken : listed - taken);
   }
+  return sizes;
+}
+
+std::string DeviceStore::OpenPeerTiles(const PeerTileSettings& settings) {
+  if (peer_ == nullptr || ring_ != nullptr) {
+    return "device_store: a peer's part in prompts is opened behind the peer and before the ring";
+  }
+  PeerTileSizes sizes;
+  sizes.max_rows = settings.max_rows;
+  sizes.num_active = doors_.num_active;
+  sizes.num_experts = num_experts_;
+  sizes.num_layers = num_layers_;
+  sizes.width = doors_.width;
+  for (const ExpertShape& shape : shapes_) sizes.hidden = std::max(sizes.hidden, shape.gate.rows);
+  std::string error = peer_->OpenTiles(sizes);
+  if (error.empty() && settings.num_slots > 0) {
+    RingPlan plan;
+    plan.num_slots = settings.num_slots;
+    plan.min_rows = settings.min_rows;
+    plan.patience_ms = settings.patience_ms;
+    const RingSizes ring = SizesOfRing(plan, settings.share, true);
+    error = PeersTiles()->OpenRing(ring, settings.share);
+  }
+  for (int64_t layer = 0; layer < num_layers_ && error.empty(); ++layer) {
+    error = PeersTiles()->Warm(shapes_[layer]);
+  }
+  return error;
+}
+
+std::string DeviceStore::OpenRing(const RingPlan& plan) {
+  if (ring_ != nullptr) return "device_store: a ring is opened once";
+  const double share = PeersTiles() == nullptr ? 0.0 : PeersTiles()->share();
+  RingSizes sizes = SizesOfRing(plan, share, false);
+  if (swaps_ != nullptr) swaps_->SetFixed(lent_.Fixed(table_.size()));
+  if (peer_ != nullptr && !peer_->is_reached()) sizes.far_device = peer_->device();
   if (plan.lent_at >= 0) {
     const int64_t slots = plan.num_slots * sizes.slot_bytes;
     if (plan.lent_at + slots + plan.scratch_bytes > expert_bytes_) {
@@ -122,12 +184,15 @@ void DeviceStore::MakePanels(int64_t layer, int64_t expert, int64_t part, uint8_
 }
 
 std::string DeviceStore::BeginPass(int64_t num_rows) {
-  if (ring_ == nullptr || num_rows < ring_->sizes().min_rows) return "";
+  ExpertRing* peers = PeersTiles() == nullptr ? nullptr : PeersTiles()->ring();
+  ExpertRing* first = ring_ == nullptr ? peers : ring_.get();
+  if (first == nullptr || num_rows < first->sizes().min_rows) return "";
   if (ring_is_stale_) {
     const std::string error = SettleRing();
     if (!error.empty()) return error;
   }
-  return ring_->BeginPass();
+  const std::string error = first->BeginPass();
+  return error.empty() && peers != nullptr && peers != first ? peers->BeginPass() : error;
 }
 
 // Words lag behind the host's table while experts move (device_swaps.h). A pass goes by one list,
@@ -140,15 +205,22 @@ std::string DeviceStore::SettleRing() {
   if (!lent_.is_lent()) lent_.Lend(AwayTag());
   if (error.empty()) error = PublishExperts();
   if (!error.empty()) return error;
-  std::vector<ExpertRing::Entry> list;
-  for (int64_t i = 0; i < static_cast<int64_t>(table_.size()); ++i) {
-    if (!PassesRing(table_[i])) continue;
-    const int64_t layer = i / num_experts_;
-    const auto* panels = reinterpret_cast<const uint8_t*>(table_[i] & ~kTagBits);
-    if ((table_[i] & kFromFile) != 0) panels = nullptr;  // those are a turn's (file_stage.h)
-    list.push_back({panels, shapes_[layer].bytes, layer, i % num_experts_});
+  const bool is_shared = PeersTiles() != nullptr && PeersTiles()->ring() != nullptr;
+  std::vector<ExpertRing::Entry> list, peers;
+  for (int64_t layer = 0; layer < num_layers_; ++layer) {
+    PeerShare share(is_shared ? PeersTiles()->share() : 0.0);
+    for (int64_t expert = 0; expert < num_experts_; ++expert) {
+      const uint64_t word = table_[layer * num_experts_ + expert];
+      if (!PassesRing(word)) continue;
+      const bool is_far = IsPeers(word) && !peer_->is_reached();
+      const auto* panels = reinterpret_cast<const uint8_t*>(word & ~kTagBits);
+      if ((word & kFromFile) != 0) panels = nullptr;  // those are a turn's (file_stage.h)
+      const bool is_theirs = (word & kLinked) != 0 && share.Next();
+      (is_theirs ? peers : list).push_back({panels, shapes_[layer].bytes, layer, expert, is_far});
+    }
   }
-  error = ring_->SetList(std::move(list));
+  if (ring_ != nullptr) error = ring_->SetList(std::move(list));
+  if (error.empty() && is_shared) error = PeersTiles()->SetTaken(std::move(peers));
   ring_is_stale_ = !error.empty();
   return error;
 }

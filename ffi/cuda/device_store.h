@@ -30,6 +30,9 @@
 namespace strata {
 
 class PeerStore;
+class PeerAttention;
+class PeerTiles;
+struct PeerAttentionSizes;
 
 // `count` matrices [rows, cols] of `bytes_each` bytes as panels of 32 rows (panels.h).
 struct DeviceMatrix {
@@ -159,6 +162,19 @@ class DeviceStore {
   // arena its home is, which is made with the next PublishExperts; it has been put, before the
   // ring.
   std::string LendExpert(int64_t layer, int64_t expert, int64_t home);
+  // What the peer does in prompts.
+  struct PeerTileSettings {
+    int64_t max_rows = 0;   // of a tile or chunk
+    int64_t num_slots = 0;  // of its ring; 0: it has none
+    double share = 0.0;     // of the host's experts, that it streams
+    int64_t min_rows = 0;   // as of the primary's ring
+    int64_t patience_ms = 0;
+  };
+  // Lets the peer compute its experts' rows of prompts, and of some that it streams (peer_tiles.h);
+  // all experts put, before OpenRing.
+  std::string OpenPeerTiles(const PeerTileSettings& settings);
+  // Lets the peer take rows of attention (peer_attention.h).
+  std::string OpenPeerAttention(const PeerAttentionSizes& sizes);
   // Slots that experts of the host's memory, and of the file, pass through in prompts
   // (expert_ring.h); all experts put, before anything is compiled.
   std::string OpenRing(const RingPlan& plan);
@@ -171,12 +187,17 @@ class DeviceStore {
   // Before a program that may use what is borrowed, and before a window or an audit.
   std::string BorrowSlots();
   std::string GiveSlotsBack();
+  // Whether tiles compute all columns of a row at once (expert_ffn_tiles.h).
+  bool HasWholeTiles() const { return ring_ != nullptr || PeersTiles() != nullptr; }
+  PeerTiles* PeersTiles() const;
   // Times what is compiled from now on to be timed.
-  void OpenTimeline(int64_t capacity) { timeline_ = std::make_unique<Timeline>(capacity); }
+  std::string OpenTimeline(int64_t capacity);
   TimelineAt timeline() const { return timeline_ == nullptr ? TimelineAt{} : timeline_->at(); }
   std::vector<std::pair<uint64_t, uint64_t>> TakeTimeline() {
     return timeline_ == nullptr ? std::vector<std::pair<uint64_t, uint64_t>>{} : timeline_->Take();
   }
+  // The peer's own, by PeerPhase.
+  std::vector<std::pair<uint64_t, uint64_t>> TakePeerTimeline();
   // Whatever a prompt before has left unfinished is to be forgotten.
   void BeginPrompt() { ring_is_stale_ = true; }
   // A tile's program of so many live rows is about to be put into the queue.
@@ -204,6 +225,8 @@ class DeviceStore {
   ExpertTag AwayTag() const { return host_ == nullptr ? ExpertTag::kLocal : ExpertTag::kHost; }
   bool PassesRing(uint64_t word) const;
   void MakePanels(int64_t layer, int64_t expert, int64_t part, uint8_t* slot) const;
+  // Of the primary's ring, or the peer's, where the peer takes a share of the host's experts.
+  RingSizes SizesOfRing(const RingPlan& plan, double share, bool is_peers) const;
   PanelCopier& Copier();
   void StopHost();
   void StopFiles();
@@ -247,6 +270,8 @@ class DeviceStore {
 };
 
 int64_t AddDeviceStore(std::shared_ptr<DeviceStore> store);
+// Of a store's peer, if there is a store, it has one, and that takes rows of attention.
+PeerAttention* PeersAttention(int64_t slot);
 void RemoveDeviceStore(int64_t slot);
 std::shared_ptr<DeviceStore> FindDeviceStore(int64_t slot);
 

@@ -68,6 +68,7 @@ ExpertRing::ExpertRing(const RingSizes& sizes, MakePanels make)
     take("an event", 0, cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
   }
   std::string error = sizes.stager_threads > 0 ? OpenStager(std::move(make)) : "";
+  if (error.empty() && sizes.far_device >= 0) error = OpenFar();
   if (error.empty()) error = SetList({});
   if (!error.empty()) {
     Release();
@@ -96,6 +97,15 @@ std::string ExpertRing::OpenStager(MakePanels make) {
   return "";
 }
 
+std::string ExpertRing::OpenFar() {
+  try {
+    far_ = std::make_unique<StagedCopies>(sizes_.far_device, sizes_.slot_bytes);
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "";
+}
+
 void ExpertRing::Release() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -113,6 +123,7 @@ void ExpertRing::Release() {
   for (const cudaEvent_t event : batches_) {
     if (event != nullptr) cudaEventDestroy(event);
   }
+  far_ = nullptr;
   for (void* memory : {static_cast<void*>(owned_slots_), static_cast<void*>(state_),
                        static_cast<void*>(places_), static_cast<void*>(bounds_)}) {
     cudaFree(memory);
@@ -136,6 +147,7 @@ RingAt ExpertRing::At(int64_t layer) const {
   at.first_mask = static_cast<int32_t>(layer * MaskWords(sizes_));
   at.has_stager = stager_ != nullptr;
   at.is_last = layer + 1 == sizes_.num_layers;
+  at.is_far = far_ != nullptr;
   return at;
 }
 
@@ -171,6 +183,7 @@ std::string ExpertRing::SetList(std::vector<Entry> list) {
   if (error == cudaSuccess) error = cudaDeviceSynchronize();
   __atomic_store_n(&words_->told, uint64_t{0}, __ATOMIC_RELEASE);
   __atomic_store_n(&words_->freed, uint64_t{0}, __ATOMIC_RELEASE);
+  __atomic_store_n(&words_->missed, uint64_t{0}, __ATOMIC_RELEASE);
   list_ = std::move(list);
   issued_ = announced_ = num_batches_ = 0;
   target_ = 0;
@@ -202,6 +215,10 @@ int64_t ExpertRing::Late() const {
   // A device that does not answer says so to whoever waits for results.
   static_cast<void>(cudaMemcpy(&late, &state_->late, sizeof(late), cudaMemcpyDeviceToHost));
   return static_cast<int64_t>(late);
+}
+
+bool ExpertRing::TakeMissed() {
+  return __atomic_exchange_n(&words_->missed, uint64_t{0}, __ATOMIC_ACQ_REL) != 0;
 }
 
 void ExpertRing::Loop() {
@@ -282,7 +299,9 @@ void ExpertRing::Copy(const Entry& entry) {
   if (abandon_) return;
   if (from != nullptr) {
     uint8_t* slot = slots_ + issued_ % sizes_.num_slots * sizes_.slot_bytes;
-    Fail("a copy", cudaMemcpyAsync(slot, from, entry.bytes, cudaMemcpyDefault, stream_));
+    Fail("a copy", entry.is_far
+                       ? far_->Copy(slot, from, entry.bytes, stream_)
+                       : cudaMemcpyAsync(slot, from, entry.bytes, cudaMemcpyDefault, stream_));
     if (entry.from == nullptr) Fail("a copy", stager_->Taken(stream_));
   }
   const bool is_freed = issued_ < Freed();

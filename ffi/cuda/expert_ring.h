@@ -29,6 +29,7 @@
 //     24  given_up gates: what `arrived` was when they stopped waiting
 //   RingWords, in page-locked memory
 //      0  freed    gates: entries whose slots may be written again
+//      8  missed   gates: not 0 when rows went without an expert that only copies bring here
 //     64  told     the kernel behind a layer's grouping: entries whose routing is known
 //    128  beat     the stager's threads: changes with what they do
 //    192  masks    that kernel: a bit for each of a layer's experts, whether a row has chosen it
@@ -47,7 +48,9 @@
 // the driver busy, and the stager makes nothing, either, a gate stops waiting: the group is read
 // over the link, with the same bits (what is in the file is asked for as for few rows,
 // file_stage.h), and the issuer, which sees entries freed that it has not copied, leaves them out.
-// A late copy harms nobody: it is in front of the next one into its slot, on one stream.
+// A late copy harms nobody: it is in front of the next one into its slot, on one stream. Only
+// experts of a device whose memory is not reached (`far_device`, staged_copies.h) cannot be read:
+// their rows are left out, `missed` is raised, and the step's results mean nothing.
 //
 // Words of experts may change between passes only (device_store.h).
 #pragma once
@@ -65,6 +68,7 @@
 
 #include "cuda/expert_stager.h"
 #include "cuda/launch.h"
+#include "cuda/staged_copies.h"
 
 namespace strata {
 
@@ -77,6 +81,7 @@ struct RingState {
 
 struct RingWords {
   alignas(64) uint64_t freed;
+  uint64_t missed;
   alignas(64) uint64_t told;
   alignas(64) uint64_t beat;
   alignas(64) uint32_t masks[16];  // as many as there are
@@ -100,6 +105,7 @@ struct RingAt {
   int32_t first_mask = 0;
   bool is_last = false;     // of the model's layers
   bool has_stager = false;  // experts of the file pass, too
+  bool is_far = false;      // a peer's experts are not to be read where they lie
 };
 
 struct RingSizes {
@@ -112,6 +118,7 @@ struct RingSizes {
   int64_t patience_ms = 0;
   int stager_threads = 0;     // 0: every expert has panels somewhere
   uint8_t* memory = nullptr;  // for slots, the caller's; null: the ring takes its own
+  int far_device = -1;        // that this one does not reach, if there is one
 };
 
 // Of a layer: the fewest of which the ring holds two, one that is computed and one that arrives.
@@ -125,6 +132,7 @@ class ExpertRing {
     int64_t bytes;
     int64_t layer;
     int64_t expert;
+    bool is_far = false;  // in the far device's memory
   };
   struct Counts {
     int64_t passes = 0;
@@ -159,12 +167,15 @@ class ExpertRing {
 
   // Asks the device.
   Counts counts();
+  // Whether rows went without their experts since it was asked last.
+  bool TakeMissed();
 
  private:
   void Release();
   void Loop();
   void Issue();
   std::string OpenStager(MakePanels make);
+  std::string OpenFar();
   bool AwaitSlot();
   bool AwaitEngine();
   bool IsUnrouted(uint64_t n) const;
@@ -189,6 +200,7 @@ class ExpertRing {
   std::array<cudaEvent_t, 3> batches_ = {};  // behind the newest announcements, in turns
   std::unique_ptr<ExpertStager> stager_;
 
+  std::unique_ptr<StagedCopies> far_;
   std::vector<Entry> list_;
   std::vector<bool> ends_group_;
   uint64_t issued_ = 0;

@@ -21,6 +21,7 @@
 #include "cuda/ops/quant_matmul.h"
 #include "cuda/ops/route.h"
 #include "cuda/peer_access.h"
+#include "cuda/peer_bind.h"
 #include "cuda/peer_store.h"
 #include "weights/ngram_table_bind.h"
 
@@ -146,7 +147,7 @@ int64_t FfnWorkspace(int64_t slot, int64_t layer, int64_t shared_gate, int64_t n
   if (store->ScratchOf(num_rows) != nullptr) return 16;  // it is borrowed; one result all the same
   const int64_t hidden = std::max(shape->gate.rows, MatrixOf(*store, shared_gate, layer).rows);
   return ExpertFfnWorkspace(num_rows, num_active, store->num_experts(), shape->gate.cols, hidden,
-                            store->ring() != nullptr);
+                            store->HasWholeTiles());
 }
 
 // Python's hold on a DeviceStore and its slot.
@@ -265,7 +266,23 @@ class DeviceStoreHandle {
     const py::gil_scoped_release release;
     Check(store.GiveSlotsBack());
   }
-  void OpenTimeline(int64_t capacity) { Held().OpenTimeline(capacity); }
+  void OpenTimeline(int64_t capacity) { Check(Held().OpenTimeline(capacity)); }
+  void OpenPeerTiles(int64_t max_rows, int64_t num_slots, double share, int64_t min_rows,
+                     int64_t patience_ms) {
+    DeviceStore& store = Held();
+    const py::gil_scoped_release release;
+    Check(store.OpenPeerTiles({max_rows, num_slots, share, min_rows, patience_ms}));
+  }
+  void OpenPeerAttention(const PeerAttentionSizes& sizes) {
+    DeviceStore& store = Held();
+    const py::gil_scoped_release release;
+    Check(store.OpenPeerAttention(sizes));
+  }
+  std::vector<std::pair<uint64_t, uint64_t>> TakePeerTimeline() {
+    DeviceStore& store = Held();
+    const py::gil_scoped_release release;
+    return store.TakePeerTimeline();
+  }
   std::vector<std::pair<uint64_t, uint64_t>> TakeTimeline() {
     DeviceStore& store = Held();
     const py::gil_scoped_release release;
@@ -277,12 +294,20 @@ class DeviceStoreHandle {
     const py::gil_scoped_release release;
     Check(store.BeginPass(num_rows));
   }
-  std::map<std::string, int64_t> RingCounts() {
-    ExpertRing* ring = Held().ring();
+  std::map<std::string, int64_t> RingCounts() { return CountsOf(Held().ring()); }
+  std::map<std::string, int64_t> PeerRingCounts() {
+    const PeerTiles* tiles = Held().PeersTiles();
+    return CountsOf(tiles == nullptr ? nullptr : tiles->ring());
+  }
+  static std::map<std::string, int64_t> CountsOf(ExpertRing* ring) {
     const ExpertRing::Counts c = ring == nullptr ? ExpertRing::Counts{} : ring->counts();
     return {{"passes", c.passes},      {"copied", c.copied},     {"bytes", c.bytes},
             {"given_up", c.given_up},  {"left_out", c.left_out}, {"unrouted", c.unrouted},
             {"waited_us", c.waited_us}};
+  }
+  bool TakeMissed() {
+    ExpertRing* ring = Held().ring();
+    return ring != nullptr && ring->TakeMissed();
   }
   std::array<int64_t, 3> Swapped() {
     const DeviceSwaps* swaps = Held().swaps();
@@ -384,6 +409,7 @@ void BindDevice(py::module_& module) {
              py::arg("num_streams"), "Bytes.");
   BindNgramTable(module);
   BindDeviceTable(module);
+  BindPeer(module);
   py::class_<DeviceStoreHandle>(module, "DeviceStore")
       .def(py::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>(), py::arg("num_roles"),
            py::arg("num_layers"), py::arg("num_experts"), py::arg("matrix_bytes"),
@@ -434,6 +460,14 @@ void BindDevice(py::module_& module) {
       .def("begin_prompt", &DeviceStoreHandle::BeginPrompt)
       .def("begin_pass", &DeviceStoreHandle::BeginPass, py::arg("num_rows"))
       .def("ring_counts", &DeviceStoreHandle::RingCounts)
+      .def("peer_ring_counts", &DeviceStoreHandle::PeerRingCounts)
+      .def("open_peer_tiles", &DeviceStoreHandle::OpenPeerTiles, py::arg("max_rows"),
+           py::arg("num_slots"), py::arg("share"), py::arg("min_rows"), py::arg("patience_ms"))
+      .def("open_peer_attention", &DeviceStoreHandle::OpenPeerAttention, py::arg("sizes"))
+      .def("take_peer_timeline", &DeviceStoreHandle::TakePeerTimeline,
+           "(nanoseconds, phase) of every mark of the peer's since the last time.")
+      .def("take_missed", &DeviceStoreHandle::TakeMissed,
+           "Whether rows went without an expert that did not arrive, since it was asked last.")
       .def("swapped", &DeviceStoreHandle::Swapped,
            "Swaps since the start on the primary and on the peer, and the bytes of both.")
       .def("tiers", &DeviceStoreHandle::Tiers, "[layers * experts]: of every expert.")

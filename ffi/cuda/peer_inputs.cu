@@ -2,29 +2,12 @@
 
 #include "cuda/peer_inputs.h"
 #include "cuda/reduce.cuh"
+#include "cuda/system_scope.cuh"
 
 namespace strata {
 namespace {
 
 constexpr int kThreads = 256;
-
-// Another device or the host wrote it while this step ran, so it is read where it lies.
-__device__ __forceinline__ float4 LoadThere(const float* address) {
-#if defined(STRATA_EMULATE)
-  return *reinterpret_cast<const float4*>(address);
-#else
-  float4 v;
-  asm volatile("ld.volatile.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "l"(address));
-  return v;
-#endif
-}
-
-template <typename T>
-__device__ __forceinline__ T ReadThere(const T* address) {
-  return *static_cast<const volatile T*>(address);
-}
 
 __global__ void CopyInputsKernel(WindowInputs from, WindowRoom to, bool from_near, int num_rows,
                                  int num_active, int width) {
@@ -36,7 +19,7 @@ __global__ void CopyInputsKernel(WindowInputs from, WindowRoom to, bool from_nea
     if (id >= 0) to.words[i] = ReadThere(from.words + id);
   }
   if (i < rows * (width / 4)) {
-    reinterpret_cast<float4*>(to.x)[i] = LoadThere(from.x + static_cast<int64_t>(i) * 4);
+    reinterpret_cast<uint4*>(to.x)[i] = LoadThere(reinterpret_cast<const uint4*>(from.x) + i);
   }
 }
 

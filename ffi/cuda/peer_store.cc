@@ -94,6 +94,9 @@ std::string PeerStore::AllocateOnPeer() {
 }
 
 void PeerStore::Release() {
+  tiles_ = nullptr;
+  attention_ = nullptr;
+  timeline_ = nullptr;
   const CurrentDevice current(device_);
   if (current.problem().empty()) {
     cudaDeviceSynchronize();  // a step may still be in flight
@@ -114,6 +117,48 @@ void PeerStore::Release() {
                        static_cast<void*>(on_host_.words), static_cast<void*>(on_host_.live)}) {
     cudaFreeHost(memory);
   }
+}
+
+std::string PeerStore::OpenTiles(const PeerTileSizes& sizes) {
+  if (!is_reached() || tiles_ != nullptr) {
+    return "peer: it computes rows of prompts only where devices reach each other's memory";
+  }
+  try {
+    tiles_ = std::make_unique<PeerTiles>(device_, sizes);
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string PeerStore::OpenAttention(const PeerAttentionSizes& sizes) {
+  if (!is_reached() || attention_ != nullptr) {
+    return "peer: it takes rows of attention only where devices reach each other's memory";
+  }
+  try {
+    attention_ = std::make_unique<PeerAttention>(device_, sizes);
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string PeerStore::OpenTimeline(int64_t capacity) {
+  const CurrentDevice current(device_);
+  try {
+    timeline_ = std::make_unique<Timeline>(capacity);
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  if (tiles_ != nullptr) tiles_->SetTimeline(timeline_->at());
+  if (attention_ != nullptr) attention_->SetTimeline(timeline_->at());
+  return "";
+}
+
+std::vector<std::pair<uint64_t, uint64_t>> PeerStore::TakeTimeline() {
+  if (timeline_ == nullptr) return {};
+  const CurrentDevice current(device_);
+  return timeline_->Take();
 }
 
 std::string PeerStore::Fork(const ExpertFfnArgs& window, cudaStream_t stream) {

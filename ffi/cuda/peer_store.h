@@ -18,12 +18,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "cuda/launch.h"
 #include "cuda/ops/expert_ffn.h"
+#include "cuda/peer_attention.h"
 #include "cuda/peer_inputs.h"
+#include "cuda/peer_tiles.h"
 
 namespace strata {
 
@@ -55,6 +58,17 @@ class PeerStore {
   // of the host.
   const float* rows() const { return rows_; }
 
+  // Lets it compute rows of prompts, too (peer_tiles.h); before anything is compiled.
+  std::string OpenTiles(const PeerTileSizes& sizes);
+  PeerTiles* tiles() const { return tiles_.get(); }
+  // Lets it take rows of attention (peer_attention.h); before anything is compiled.
+  std::string OpenAttention(const PeerAttentionSizes& sizes);
+  PeerAttention* attention() const { return attention_.get(); }
+  // Times what both do in programs that are compiled from now on.
+  std::string OpenTimeline(int64_t capacity);
+  // (nanoseconds of its clock, PeerPhase) of all marks since the last time.
+  std::vector<std::pair<uint64_t, uint64_t>> TakeTimeline();
+
   // Enqueues what the peer does for `window`, whose `stream` is the primary's.
   std::string Fork(const ExpertFfnArgs& window, cudaStream_t stream);
   // Makes the stream wait for the rows of the last fork.
@@ -85,6 +99,9 @@ class PeerStore {
   int32_t* entries_ = nullptr;  // 0, 1, 2 and so on: the entries' numbers in inputs_.words
   WindowRoom on_host_ = {};     // mapped; null where devices reach each other's memory
   float* rows_ = nullptr;
+  std::unique_ptr<PeerTiles> tiles_;
+  std::unique_ptr<PeerAttention> attention_;
+  std::unique_ptr<Timeline> timeline_;  // of the two
 };
 
 }  // namespace strata

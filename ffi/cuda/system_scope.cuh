@@ -34,6 +34,25 @@ __device__ __forceinline__ void StoreReleaseSystem(uint32_t* address, uint32_t v
 #endif
 }
 
+// What another device or the host wrote while this step ran is read where it lies, past caches that
+// they cannot reach.
+__device__ __forceinline__ uint4 LoadThere(const uint4* address) {
+#if defined(STRATA_EMULATE)
+  return *address;
+#else
+  uint4 v;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address));
+  return v;
+#endif
+}
+
+template <typename T>
+__device__ __forceinline__ T ReadThere(const T* address) {
+  return *static_cast<const volatile T*>(address);
+}
+
 __device__ __forceinline__ uint64_t NowNs() {
 #if defined(STRATA_EMULATE)
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());

@@ -14,9 +14,27 @@
 
 namespace strata {
 
-// Parts of expert_ffn; the numbers behind them are the callers'
-// (strata_jax/engine/prefill_timing.py).
-enum class Phase : int32_t { kGroup = 0, kWait = 1, kGateUp = 2, kDown = 3, kCombine = 4 };
+// Parts of expert_ffn; the other numbers are the callers' (strata_jax/ops/timed.py).
+enum class Phase : int32_t {
+  kGroup = 0,
+  kWait = 1,
+  kGateUp = 2,
+  kDown = 3,
+  kCombine = 4,
+  kPeer = 18
+};
+
+// Of a peer's own timeline.
+enum class PeerPhase : int32_t {
+  kIdle = 0,
+  kRowsIn = 1,
+  kWait = 2,
+  kGateUp = 3,
+  kDown = 4,
+  kAttentionIn = 5,
+  kSelect = 6,
+  kAttend = 7
+};
 
 struct MarkEntry {
   uint64_t at_ns;

@@ -131,16 +131,23 @@ def _planned(
     from strata_jax.gate.judge import check_common
     from strata_jax.gate.presets import comparisons
 
-    planned = []
+    planned, on_gpu = [], _is_on_gpu(values.platform)
     for job in _jobs(values, command, output):
         peer = LOOPBACK if values.peer_device == -1 else str(values.peer_device)
-        chosen, notes = comparisons(values.preset, job.facts, peer)
+        chosen, notes = comparisons(values.preset, job.facts, peer, on_gpu=on_gpu)
         for line in notes:
             output.note(line)
         for comparison in chosen:
             check_common(comparison, job.common)
             planned.append((comparison, job))
     return planned
+
+
+def _is_on_gpu(platform: str) -> bool:
+    """Whether the sides will run on one."""
+    from strata_jax.cli.devices import cuda_problem
+
+    return platform == "cuda" or (platform == "auto" and cuda_problem() is None)
 
 
 def _jobs(values: flags.FlagValues, command: Sequence[str], output: Output) -> list["Job"]:

@@ -6,7 +6,7 @@ from typing import Any
 from absl import flags
 
 from strata_jax.cli.flags import AUTO, Number, NumberOrAuto, define_choice, define_number
-from strata_jax.config import LOOPBACK, TierSettings
+from strata_jax.config import LOOPBACK, TierSettings, environment_peer_stream
 from strata_jax.errors import UsageError
 
 _DEFAULTS = TierSettings()
@@ -105,6 +105,8 @@ def tier_settings(values: flags.FlagValues) -> TierSettings:
     for name in _names():
         if chosen[name] == AUTO:
             chosen[name] = None
+    if values["peer_stream"].using_default_value and chosen["peer_device"] != -1:
+        chosen["peer_stream"] = environment_peer_stream()
     for name in _PATHS:
         if chosen[name] is not None:
             chosen[name] = Path(chosen[name]).expanduser()
@@ -133,6 +135,23 @@ def _define_peer(values: flags.FlagValues) -> None:
         [AUTO, "p2p", "host"],
         "how rows reach the peer and come back: from card to card, or through RAM; auto is the first "
         "where the driver allows it",
+    )
+
+    _define_auto(
+        values,
+        "peer_stream",
+        NumberOrAuto(float, 0, 1),
+        "share of the experts in RAM that the peer streams over its own link in prompts, and computes "
+        "beside those it holds (STRATA_PF_PEER_STREAM, too); auto is 0.35 on a second GPU over P2P, and "
+        "leaves a loopback peer out of prompts",
+    )
+
+    _define_auto(
+        values,
+        "peer_attention",
+        NumberOrAuto(float, 0, 0.5),
+        "share of a tile's queries, the last ones, that the peer takes in sparse attention of prompts; "
+        "auto is 0.5 on a second GPU over P2P, else 0",
     )
 
 
@@ -164,6 +183,8 @@ def _names() -> tuple[str, ...]:
         *_PATHS,
         "peer_device",
         "peer_link",
+        "peer_stream",
+        "peer_attention",
         "expert_cache",
         "expert_cache_fill_all",
         "adapt_decay",

@@ -10,6 +10,7 @@ import numpy as np
 from strata_jax.engine.answer_ids import AnswerIds, Record
 from strata_jax.engine.drafting import Drafting
 from strata_jax.engine.options import EngineOptions
+from strata_jax.engine.peer_timing import PeerTiming
 from strata_jax.engine.prefill_timing import PrefillTiming
 from strata_jax.engine.request import Request, Timings
 from strata_jax.engine.runner import GRAIN, Runner
@@ -141,11 +142,20 @@ class Generation:
         """Reads the prompt and takes down where the time went."""
         experts = self._runner.tiers.experts
         experts.take_marks()  # of a prompt that nobody waited for
+        experts.take_peer_marks()
         before, start = experts.counters(), time.perf_counter()
         logits = self._read_prompt()
         wall_s, marks = time.perf_counter() - start, experts.take_marks()
         now = experts.counters()
         done = {name: now[name] - before[name] for name in now}
+        peer_marks, peer = experts.take_peer_marks(), None
+        if peer_marks:
+            peer = PeerTiming(
+                experts_streamed=done["peer_experts_streamed"],
+                bytes_streamed=done["peer_bytes_streamed"],
+                slot_wait_s=done["peer_waits_us"] / 1e6,
+                marks=peer_marks,
+            )
         self.prefill_timing = PrefillTiming(
             wall_s=wall_s,
             slot_wait_s=done["waits_us"] / 1e6,
@@ -153,6 +163,7 @@ class Generation:
             experts_unrouted=done.get("experts_unrouted", 0),
             bytes_streamed=done["bytes_streamed"],
             marks=marks,
+            peer=peer,
         )
         return logits
 

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from strata_jax.engine.peer_timing import PeerTiming
 from strata_jax.ops.timed import PHASES
 
 CAPACITY = 1 << 16
@@ -24,6 +25,8 @@ class PrefillTiming:
     bytes_streamed: int
     marks: tuple[tuple[int, int], ...]
     """(nanoseconds, number in `PHASES`) in order; a phase lasts until the next mark."""
+    peer: PeerTiming | None = None
+    """What the peer did meanwhile, if it takes part in prompts."""
 
     @property
     def device_s(self) -> float:
@@ -54,6 +57,7 @@ class PrefillTiming:
             "bytes_streamed": self.bytes_streamed,
             "phases_ms": self.phases_ms,
             "spans": spans,
+            "peer": None if self.peer is None else self.peer.to_json(),
         }
 
     def lines(self) -> Sequence[str]:
@@ -78,4 +82,4 @@ class PrefillTiming:
                 f"{self.experts_unrouted} left out that no row had chosen; their thread waited "
                 f"{1e3 * self.slot_wait_s:.1f} ms for free slots"
             )
-        return lines
+        return lines if self.peer is None else [*lines, *self.peer.lines()]

@@ -114,7 +114,7 @@ class Runner:
         self._tiles = self._compile_tiles(compiler)
         """Programs for prompts by width, ascending."""
         self._best_ids = compiler.draws()
-        if self.tiers.plan.ring_slots:
+        if self.tiers.plan.streams:
             self._warm_up()
         self.compile_s = time.perf_counter() - start
 

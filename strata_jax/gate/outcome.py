@@ -28,6 +28,7 @@ COUNTERS = (
     "swaps_peer",
     "bytes_swapped",
     "bytes_streamed",
+    "peer_experts_streamed",
     "bytes_read",
     "waits_us",
 )

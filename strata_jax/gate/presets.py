@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from strata_jax.config import LOOPBACK
+from strata_jax.config import LOOPBACK, TILE_ROWS
 from strata_jax.errors import UsageError
-from strata_jax.gate.comparison import Claim, Comparison, LiveRows, Mode, Side
+from strata_jax.gate.comparison import AnyClaim, Claim, Comparison, LiveRows, Mode, Side
 from strata_jax.gate.draft_sides import VARIED, draft_sides, ids_sides
 from strata_jax.gate.facts import ModelFacts
 
@@ -25,6 +25,8 @@ HOST = Claim(("entries_host",))
 NO_HOST = Claim(("entries_host",), "== 0")
 FILE = Claim(("entries_file",))
 SWAPS = Claim(("swaps_primary",))
+PEER_STREAM = Claim(("peer_experts_streamed",))
+NO_PEER_STREAM = Claim(("peer_experts_streamed",), "== 0")
 PEER_SWAPS = Claim(("swaps_peer",))
 FROZEN = Claim(("swaps_primary", "swaps_peer"), "== 0")
 
@@ -35,6 +37,8 @@ class Preset:
 
     summary: str
     make: Callable[[ModelFacts], tuple[Comparison, ...]]
+    needs_gpu: bool = False
+    """Whether it is about something that only a GPU does."""
 
 
 def _hectic_slots(facts: ModelFacts) -> int:
@@ -310,6 +314,57 @@ def _chunks(facts: ModelFacts) -> tuple[Comparison, ...]:
     )
 
 
+def _peer_prompts(facts: ModelFacts) -> tuple[Comparison, ...]:
+    half = facts.total_experts // 2
+    one, two = {"expert_cache": str(half)}, _two_cards(half, half // 2)
+
+    def side(name: str, flags: Mapping[str, str], *claims: Claim) -> Side:
+        flags = {**flags, "prefill": "2", **_FROZEN}
+        return Side(name=name, flags=flags, claims=(PRIMARY, MISSES, FROZEN, *claims))
+
+    return (
+        Comparison(
+            name="peer-prompts",
+            contract="T",
+            varied=_CARDS | {"peer_stream"},
+            sides=(
+                side("one card", one),
+                side("share 0", two | {"peer_stream": "0"}, PEER, NO_PEER_STREAM),
+                side("share 0.35", two | {"peer_stream": "0.35"}, PEER, PEER_STREAM),
+                side("share 1", two | {"peer_stream": "1"}, PEER, PEER_STREAM),
+            ),
+        ),
+    )
+
+
+def _peer_attention(facts: ModelFacts) -> tuple[Comparison, ...]:
+    rows = TILE_ROWS["cuda"]
+    if facts.index_budget < rows:
+        raise UsageError(
+            f"gate: {facts.path} selects {facts.index_budget} tokens, so prompts of "
+            f"--preset=peer-attention fill no tile of {rows} rows, whose last ones are the peer's"
+        )
+    half = facts.total_experts // 2
+    one, two = {"expert_cache": str(half)}, _two_cards(half, half // 2)
+
+    def side(name: str, flags: Mapping[str, str], *claims: AnyClaim) -> Side:
+        flags = {**flags, "prefill": "1", **_FROZEN}
+        return Side(name=name, flags=flags, claims=(PRIMARY, MISSES, FROZEN, *claims))
+
+    def shared(share: float) -> Side:
+        taken = Mode(("plan", "peer_part", "attention_rows"), str(int(rows * share)))
+        return side(f"share {share:g}", two | {"peer_attention": f"{share:g}"}, PEER, taken)
+
+    return (
+        Comparison(
+            name="peer-attention",
+            contract="C",
+            varied=_CARDS | {"peer_attention"},
+            sides=(side("one card", one), shared(0.0), shared(0.25), shared(0.5)),
+        ),
+    )
+
+
 PRESETS: Mapping[str, Preset] = {
     "single-vs-peer": Preset(
         summary="N experts on one card, and the same N split over two; static and adapting",
@@ -335,6 +390,16 @@ PRESETS: Mapping[str, Preset] = {
         "read over the link",
         make=_chunks,
     ),
+    "peer-prompts": Preset(
+        summary="prompts on one card and beside a peer that streams none, a part or all of the rest",
+        make=_peer_prompts,
+        needs_gpu=True,
+    ),
+    "peer-attention": Preset(
+        summary="prompts on one card and beside a peer that takes none, a quarter or half of the queries",
+        make=_peer_attention,
+        needs_gpu=True,
+    ),
     "processes": Preset(
         summary="the same command twice, and with programs compiled anew", make=_processes
     ),
@@ -349,7 +414,7 @@ ALL = "all"
 
 
 def comparisons(
-    name: str, facts: ModelFacts, peer: str = LOOPBACK
+    name: str, facts: ModelFacts, peer: str = LOOPBACK, *, on_gpu: bool = True
 ) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
     """What a preset compares for a model, and one line for each preset that `ALL` leaves out.
 
@@ -357,20 +422,28 @@ def comparisons(
         name: of the preset, or `ALL`.
         facts: of the model.
         peer: device of the peer, on the sides that have one.
+        on_gpu: whether the sides run on a GPU.
 
     Raises:
-        UsageError: if the model has not what the one preset is about.
+        UsageError: if the model or the platform has not what the one preset is about.
     """
     if name != ALL:
-        return tuple(_with_peer(each, peer) for each in PRESETS[name].make(facts)), ()
+        return tuple(_with_peer(each, peer) for each in _made(name, facts, on_gpu)), ()
     chosen: list[Comparison] = []
     notes = []
-    for preset in PRESETS.values():
+    for each in PRESETS:
         try:
-            chosen += preset.make(facts)
+            chosen += _made(each, facts, on_gpu)
         except UsageError as error:
             notes.append(f"left out: {error}")
     return tuple(_with_peer(each, peer) for each in chosen), tuple(notes)
+
+
+def _made(name: str, facts: ModelFacts, on_gpu: bool) -> tuple[Comparison, ...]:
+    preset = PRESETS[name]
+    if preset.needs_gpu and not on_gpu:
+        raise UsageError(f"gate: --preset={name} is about a GPU; --platform=cuda runs it on one")
+    return preset.make(facts)
 
 
 def _with_peer(comparison: Comparison, peer: str) -> Comparison:

@@ -19,6 +19,7 @@ def qsa_attend(
     pos: Int32[Array, ""],
     live: Int32[Array, ""],
     *,
+    store: int = -1,
     ratio: int,
     backend: Backend = CPU,
 ) -> Float32[Array, "T H*C"]:
@@ -36,6 +37,7 @@ def qsa_attend(
         scales: of int8 cells, a head's key's before its value's; any S else.
         pos: position of row 0.
         live: rows that count; the others are zero.
+        store: slot of a device's store, whose peer may take rows of a tile; -1 = none does.
         ratio: cells per block; 0 = dense attention over all cells so far.
         backend: whose kernels.
 
@@ -45,7 +47,9 @@ def qsa_attend(
     sizes = (keys.shape[0], blocks.shape[1], ratio)
     workspace = backend.workspace("qsa_attend", *q.shape, *sizes)
     call = backend.call("qsa_attend", [out], workspace=workspace)
-    (y,) = call(q, proj, keys, values, blocks, scales, pos, live, ratio=np.int64(ratio))
+    attributes = {"store": np.int64(store)} if backend.is_device else {}
+    operands = (q, proj, keys, values, blocks, scales, pos, live)
+    (y,) = call(*operands, ratio=np.int64(ratio), **attributes)
     return y
 
 

@@ -14,6 +14,7 @@ def qsa_select(
     pos: Int32[Array, ""],
     live: Int32[Array, ""],
     *,
+    store: int = -1,
     ratio: int,
     num_blocks: int,
     backend: Backend = CPU,
@@ -27,6 +28,7 @@ def qsa_select(
         index_keys: pooled keys of complete blocks, 16 side by side.
         pos: position of row 0.
         live: rows that count; the others get -1 only.
+        store: slot of a device's store, whose peer may take rows of a tile; -1 = none does.
         ratio: cells per block.
         num_blocks: NB, the budget in blocks.
         backend: whose kernels.
@@ -36,7 +38,8 @@ def qsa_select(
     out = jax.ShapeDtypeStruct((index_q.shape[0], num_blocks), jnp.int32)
     workspace = backend.workspace("qsa_select", index_q.shape[0], index_keys.shape[0])
     call = backend.call("qsa_select", [out], workspace=workspace)
-    (blocks,) = call(index_q, index_keys, pos, live, ratio=np.int64(ratio))
+    attributes = {"store": np.int64(store)} if backend.is_device else {}
+    (blocks,) = call(index_q, index_keys, pos, live, ratio=np.int64(ratio), **attributes)
     return blocks
 
 

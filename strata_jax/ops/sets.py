@@ -88,6 +88,7 @@ def native_ops(
         logits = bound(quant_matmul.quant_matmul, store=store)(x, live, layer=layer, **columns)
         return bound(router_topk.router_topk)(logits, live, num_active=num_active)
 
+    peer = {"store": store} if backend.is_device else {}
     return OpSet(
         quant_matmul=bound(quant_matmul.quant_matmul, store=store),
         expert_ffn=bound(expert_ffn.expert_ffn, store=store, tiers=tiers),
@@ -101,8 +102,8 @@ def native_ops(
         gdn_window=bound(gdn_window.gdn_window),
         gdn_chunk=bound(gdn_chunk.gdn_chunk),
         qsa_append=bound(qsa_append.qsa_append),
-        qsa_select=bound(qsa_select.qsa_select),
-        qsa_attend=bound(qsa_attend.qsa_attend),
+        qsa_select=bound(qsa_select.qsa_select, **peer),
+        qsa_attend=bound(qsa_attend.qsa_attend, **peer),
     )
 
 

@@ -30,6 +30,7 @@ PHASES = (
     "router",
     "n-gram",
     "head, and between chunks",
+    "experts: waiting for the peer",  # marked by expert_ffn, too
 )
 """Names by number."""
 

@@ -167,17 +167,15 @@ def choose_chunk(config: ModelConfig, steps: StepSizes, memory_bytes: int | None
     return dataclasses.replace(steps, chunk_tiles=tiles)
 
 
-def peer_rows(steps: StepSizes, *, is_reached: bool) -> int:
-    """Most rows that a peer computes at once.
+def peer_workspace_bytes(config: ModelConfig, steps: StepSizes, rows: int | None = None) -> int:
+    """Upper bound of a peer's workspace: activations in, hidden and result rows of every expert.
 
-    Those of a window, where the primary reads the peer's experts itself for a tile.
+    Args:
+        config: of the model.
+        steps: sizes of the compiled programs.
+        rows: most that the peer computes at once; None = those of the largest program.
     """
-    return steps.window_rows if is_reached else max(steps.chunk_rows, steps.window_rows)
-
-
-def peer_workspace_bytes(config: ModelConfig, steps: StepSizes, *, is_reached: bool = False) -> int:
-    """Upper bound of a peer's workspace: activations in, hidden and result rows of every expert."""
-    rows = peer_rows(steps, is_reached=is_reached)
+    rows = max(steps.chunk_rows, steps.window_rows) if rows is None else rows
     per_entry = config.expert_width + config.hidden
     return rows * _FLOAT * (2 * config.hidden + config.num_experts_active * per_entry)
 

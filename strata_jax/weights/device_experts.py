@@ -9,12 +9,13 @@ import numpy as np
 from strata_jax.errors import CapacityError, StrataError, UsageError
 from strata_jax.ops.native import Backend
 from strata_jax.ops.roles import EXPERT_ROLES, Role
-from strata_jax.weights.budget import StepSizes, peer_rows, swap_spare_bytes
+from strata_jax.weights.budget import swap_spare_bytes
 from strata_jax.weights.device_host import DeviceHost, HostSettings, sides_that_move, start_swaps
 from strata_jax.weights.device_peer import PeerDevice
 from strata_jax.weights.matrices import MatrixAt, matrices_of
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.panels import EXPERT_PARTS, expert_slot_bytes, matrix_bytes
+from strata_jax.weights.peer_prompts import PeerWay
 from strata_jax.weights.placement import Placement, Tier, slot_bytes
 from strata_jax.weights.prefill_ring import PATIENCE_MS, min_rows
 from strata_jax.weights.tier_needs import TierPlan
@@ -97,7 +98,7 @@ class DeviceExperts:
         Raises:
             CapacityError: if the memory is not to be had, with numbers.
         """
-        placement, steps = plan.placement, plan.steps
+        placement = plan.placement
         matrices = list(matrices_of(pack))
         layers, experts = placement.tiers.shape
         parts = [_experts_of(matrices, layer) for layer in range(layers)]
@@ -126,7 +127,7 @@ class DeviceExperts:
                 native.open_doors(host.window_rows, host.num_active, host.width)
             if peer is not None:
                 expert_bytes = placement.peer_bytes + spare[Tier.PEER]
-                _open_peer(native, pack, peer, expert_bytes, steps)
+                _open_peer(native, pack, peer, expert_bytes, plan)
             _put_matrices(native, fixed, total, report)
             _put_experts(native, parts, placement, slots, report)
             _lend_experts(native, plan, host_bytes)
@@ -139,8 +140,7 @@ class DeviceExperts:
                 begins = {tier: ends[tier] for tier in sides}
                 start_swaps(native, host.adapt, slots, begins, host_bytes + homes)
             native.publish_experts()  # with tags, and addresses of what stays in the file
-            if plan.ring_slots:
-                _open_ring(native, plan, host.threads)
+            _open_streams(native, backend.library, plan, host.threads)
             for layer in range(layers if peer is not None else 0):
                 native.warm_peer(layer, _SHARED_ROLES)
         except RuntimeError as error:
@@ -172,7 +172,12 @@ class DeviceExperts:
         return -1
 
     def check(self) -> None:
-        """StrataError saying why, if a step gave up waiting for the host's threads."""
+        """StrataError saying why, if a step gave up waiting for the host's threads or for copies."""
+        if self._native.take_missed():
+            raise StrataError(
+                f"prompts: experts of the peer did not arrive for {PATIENCE_MS} ms; ask again, and if "
+                "that does not help do without it (--peer_device=-1)"
+            )
         if self._host is not None:
             self._host.check()
 
@@ -217,6 +222,10 @@ class DeviceExperts:
         except RuntimeError as error:
             raise StrataError(str(error)) from None
 
+    def take_peer_marks(self) -> tuple[tuple[int, int], ...]:
+        """The same of the peer's own timeline, by the clock of its device."""
+        return tuple(self._native.take_peer_timeline())
+
     def before_prompt(self) -> None:
         """Forgets what a prompt before may have left unfinished."""
         self._native.begin_prompt()
@@ -250,6 +259,7 @@ class DeviceExperts:
         self._homes += np.asarray(self._native.take_homes(), np.int64)
         _, peer, windows, host, in_file, read_by_tiles, tiles = self._homes.tolist()
         streamed, ring = windows + tiles, self._native.ring_counts()
+        peers_ring = self._native.peer_ring_counts()
         swaps, peer_swaps, swapped = self._native.swapped()
         # Kernels without doors count no homes: all is the primary's.
         primary = int(self._usage.sum()) - peer - streamed - host - in_file
@@ -261,10 +271,14 @@ class DeviceExperts:
             "entries_file": in_file,
             "bytes_swapped": swapped,
             "bytes_streamed": ring["bytes"]
+            + peers_ring["bytes"]
             + int((windows + read_by_tiles) * self._placement.expert_bytes.mean()),
-            "experts_streamed": ring["copied"],
-            "experts_unrouted": ring["unrouted"],
-            "experts_not_awaited": ring["given_up"],
+            "experts_streamed": ring["copied"] + peers_ring["copied"],
+            "experts_unrouted": ring["unrouted"] + peers_ring["unrouted"],
+            "experts_not_awaited": ring["given_up"] + peers_ring["given_up"],
+            "peer_experts_streamed": peers_ring["copied"],
+            "peer_bytes_streamed": peers_ring["bytes"],
+            "peer_waits_us": peers_ring["waited_us"],
             "bytes_read": 0,
             "swaps_primary": swaps,
             "swaps_peer": peer_swaps,
@@ -325,14 +339,15 @@ def _without_slot(placement: Placement) -> np.ndarray:
 
 
 def _open_peer(
-    native: Any, pack: Pack, peer: PeerDevice, expert_bytes: int, steps: StepSizes
+    native: Any, pack: Pack, peer: PeerDevice, expert_bytes: int, plan: TierPlan
 ) -> None:
+    assert plan.peer_part is not None
     native.open_peer(
         peer.number,
         peer.through_host,
         expert_bytes,
         max(pack.config.expert_width, pack.config.shared_width),
-        peer_rows(steps, is_reached=peer.is_reached),
+        plan.peer_part.most_rows(plan.steps),
     )
 
 
@@ -344,18 +359,27 @@ def _lend_experts(native: Any, plan: TierPlan, begin: int) -> None:
         begin += int(sizes[layer, expert])
 
 
-def _open_ring(native: Any, plan: TierPlan, threads: int) -> None:
+def _open_streams(native: Any, library: Any, plan: TierPlan, num_threads: int) -> None:
+    """Lets prompts stream experts, and the peer take part in them."""
+    part, steps = plan.peer_part, plan.steps
+    least = min_rows(steps) if part is None else part.ring_min_rows(steps)
+    if part is not None and part.way == PeerWay.COMPUTES:
+        native.open_peer_tiles(steps.chunk_rows, part.ring_slots, part.share, least, PATIENCE_MS)
+    if part is not None and part.attention is not None:
+        native.open_peer_attention(library.PeerAttentionSizes(dict(part.attention)))
+    if not plan.ring_slots:
+        return
     prompt, lent_at = plan.prompt, -1
     if prompt.lent_bytes:
         lent_at = plan.placement.primary_bytes - prompt.lent_bytes
     native.open_ring(
         plan.ring_slots,
-        min_rows(plan.steps),
+        least,
         PATIENCE_MS,
-        threads,
+        num_threads,
         lent_at,
         prompt.scratch_bytes,
-        plan.steps.tile_rows,
+        steps.tile_rows,
     )
 
 

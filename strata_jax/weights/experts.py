@@ -121,6 +121,10 @@ class ExpertTiers:
     def recover(self) -> None:
         """Nothing: a worker that was given up stays so, and `check` says it."""
 
+    def take_peer_marks(self) -> tuple[tuple[int, int], ...]:
+        """None: see `take_marks`."""
+        return ()
+
     def take_marks(self) -> tuple[tuple[int, int], ...]:
         """None: phases are a device's."""
         return ()

@@ -154,6 +154,11 @@ def kv_bytes_per_token(config: ModelConfig, kv: KvType) -> int:
     return config.layer_kinds.count("attention") * cell_bytes(config, kv)
 
 
+def kv_value_bytes(kv: KvType) -> int:
+    """Bytes of one value of a key."""
+    return _KV_BYTES[kv]
+
+
 def cell_bytes(config: ModelConfig, kv: KvType) -> int:
     """Bytes of one token in one attention layer.
 

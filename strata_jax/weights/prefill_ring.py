@@ -51,7 +51,7 @@ def ring_slots(asked: int | None, away: np.ndarray, slot_bytes: int, room_bytes:
     if asked == 0 or not away.any():
         return 0
     most, num_experts = int(away.sum(axis=1).max()), away.shape[1]
-    least = 2 * min(most, -(-num_experts // _MOST_GROUPS))
+    least = least_slots(away)
     if asked is None:
         slots = min(2 * most, room_bytes // slot_bytes)
         return slots if slots >= least else 0
@@ -71,6 +71,12 @@ def stager_bytes(ring_slots: int, slot_bytes: int) -> int:
         slot_bytes: of the largest expert.
     """
     return _STAGER_BUFFERS * slot_bytes if ring_slots else 0
+
+
+def least_slots(away: np.ndarray) -> int:
+    """Slots of the smallest ring for experts `away`, bool [L, E]."""
+    most, num_experts = int(away.sum(axis=1).max()), away.shape[1]
+    return 2 * min(most, -(-num_experts // _MOST_GROUPS))
 
 
 def auto_room(memory_bytes: int | None, left_bytes: int | None) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from strata_jax.config import LOOPBACK, ModelConfig, TierSettings
+from strata_jax.config import ModelConfig, TierSettings
 from strata_jax.errors import CapacityError
 from strata_jax.weights.budget import (
     CHUNK_SHARE,
@@ -21,8 +21,9 @@ from strata_jax.weights.budget import (
     chunk_bytes,
     shown,
 )
+from strata_jax.weights.peer_prompts import PeerPart
 from strata_jax.weights.placement import ALIGNMENT, ArenaBudget, Placement, Tier, slot_bytes
-from strata_jax.weights.prefill_ring import auto_room, ring_slots
+from strata_jax.weights.prefill_ring import auto_room, least_slots, ring_slots
 
 _LENT_SHARE = 2
 """Of the primary's slots prompts borrow at most this part, and second copies take this part of the RAM."""
@@ -53,10 +54,12 @@ class PromptPlan:
         """Page-locked RAM for second copies of such experts."""
         return int(slot_bytes(placement.expert_bytes)[self.lent_experts(placement)].sum())
 
-    def notes(self, settings: TierSettings, placement: Placement) -> list[str]:
+    def notes(
+        self, settings: TierSettings, part: PeerPart | None, placement: Placement
+    ) -> list[str]:
         """What the user should know, a line each."""
         is_asked = settings.prefill_ring is not None
-        if self.ring_slots == 0 and not is_asked and streamed_experts(settings, placement).any():
+        if self.ring_slots == 0 and not is_asked and streamed_experts(part, placement).any():
             return [
                 "prompts: no room for a ring to stream experts through; they are read over the link "
                 "(--prefill_ring)"
@@ -74,11 +77,10 @@ class PromptPlan:
         ]
 
 
-def streamed_experts(settings: TierSettings, placement: Placement) -> np.ndarray:
-    """Which experts prompts stream, bool [L, E]: another card's memory is far, too."""
-    is_near = settings.peer_device is None or settings.peer_device == LOOPBACK
+def streamed_experts(part: PeerPart | None, placement: Placement) -> np.ndarray:
+    """Which experts the primary streams in prompts, bool [L, E]; `part` is the peer's, if there is one."""
     away = placement.tiers == Tier.HOST
-    return away if is_near else away | (placement.tiers == Tier.PEER)
+    return away if part is None else part.passing(away, placement.tiers == Tier.PEER)
 
 
 def scratch_bytes(config: ModelConfig, steps: StepSizes) -> int:
@@ -129,6 +131,7 @@ def chunk_choices(
 def plan_prompts(
     config: ModelConfig,
     settings: TierSettings,
+    part: PeerPart | None,
     steps: StepSizes,
     primary: ArenaBudget,
     placement: Placement,
@@ -141,6 +144,7 @@ def plan_prompts(
     Args:
         config: of the model.
         settings: of the tiers.
+        part: the peer's in prompts, if there is one.
         steps: sizes of the programs.
         primary: memory of the GPU.
         placement: where experts are.
@@ -151,7 +155,7 @@ def plan_prompts(
         UsageError: for a ring that holds too little of a layer.
         CapacityError: for a certain chunk whose room is gone.
     """
-    away = streamed_experts(settings, placement)
+    away = streamed_experts(part, placement)
     if not away.any() and not (is_certain and steps.lends):
         return None if steps.lends else PromptPlan()
     size = int(slot_bytes(placement.expert_bytes).max())
@@ -162,7 +166,12 @@ def plan_prompts(
         left = primary.room_bytes - placement.primary_bytes
     room = auto_room(primary.memory_bytes, left)
     slots = ring_slots(settings.prefill_ring, away, size, room)
+    is_only_way = part is not None and part.is_far
+    if is_only_way:
+        slots = max(slots, least_slots(away))
     own = PromptPlan(ring_slots=slots, owned_bytes=slots * size)
+    if is_only_way and not scratch:
+        return own
     if left is not None and not scratch and slots * size <= max(left, 0):
         return own
     share = 1 if is_certain else _LENT_SHARE

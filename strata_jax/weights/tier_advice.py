@@ -91,6 +91,8 @@ class Advisor:
         advice = self._more("peer_memory_mib", least, self.free[1])
         if "peer_reserve_mib" in self.settings.given and excess <= reserve:
             advice.append(f"--peer_reserve_mib={(reserve - excess) // MIB}")
+        if excess <= parts["attention"]:
+            advice.append("--peer_attention=0")
         return dataclasses.replace(need, advice=(*advice, "--peer_device=-1"))
 
     def host(

@@ -6,6 +6,7 @@ from typing import Any
 from strata_jax.config import NgramIo
 from strata_jax.errors import CapacityError
 from strata_jax.weights.budget import MIB, XLA_BYTES, StepSizes, shown
+from strata_jax.weights.peer_prompts import PeerPart
 from strata_jax.weights.placement import Placement, Tier
 from strata_jax.weights.prompt_plan import PromptPlan
 
@@ -79,6 +80,8 @@ class TierPlan:
     cache_is_on: bool
     """Whether the primary has slots for experts."""
     peer_is_on: bool
+    peer_part: PeerPart | None
+    """A GPU's peer in prompts; None without one."""
     primary_moves: bool
     """Whether experts there may change places, if the settings want it."""
     peer_moves: bool
@@ -94,6 +97,11 @@ class TierPlan:
     def fits(self) -> bool:
         """Whether every memory holds what it has to."""
         return all(need.fits for need in self.needs)
+
+    @property
+    def streams(self) -> bool:
+        """Whether prompts wait for copies of experts."""
+        return self.ring_slots > 0 or (self.peer_part is not None and self.peer_part.ring_slots > 0)
 
     @property
     def xla_bytes(self) -> int:
@@ -128,6 +136,7 @@ class TierPlan:
             "chunk_rows": self.steps.chunk_rows,
             "ring_slots": self.ring_slots,
             "lent_bytes": self.prompt.lent_bytes,
+            "peer_part": None if self.peer_part is None else self.peer_part.to_json(),
             "needs": needs,
             "cache_is_on": self.cache_is_on,
             "peer_is_on": self.peer_is_on,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from strata_jax.config import LOOPBACK, ModelConfig, TierSettings
-from strata_jax.weights.budget import shown
+from strata_jax.weights.budget import reserve_bytes, shown
 from strata_jax.weights.placement import Placement, Tier
 from strata_jax.weights.tier_needs import Need
 
@@ -64,6 +64,21 @@ def placement_notes(
     if placement.count(Tier.HOST):
         notes += _host_notes(settings, platform, placement)
     return notes
+
+
+def little_left(settings: TierSettings, primary: Need) -> list[str]:
+    """A count that was asked for may eat into the usual reserve, but not in silence."""
+    asked, have = settings.expert_cache, primary.have_bytes
+    if not asked or not primary.fits or have is None or primary.parts["reserve"]:
+        return []
+    left = have - primary.need_bytes
+    usual = reserve_bytes(settings.vram_reserve_mib, False, have)
+    if left >= usual:
+        return []
+    return [
+        f"primary: {shown(left)} stay free, auto would leave {shown(usual)}; kept as "
+        f"asked (--expert_cache={asked})"
+    ]
 
 
 def _host_notes(settings: TierSettings, platform: str, placement: Placement) -> list[str]:

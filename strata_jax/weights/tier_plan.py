@@ -9,12 +9,10 @@ from strata_jax.config import LOOPBACK, NgramIo, TierSettings
 from strata_jax.weights.budget import (
     GIB,
     MIB,
-    HostMemory,
     StepSizes,
     choose_chunk,
     lockable_experts,
     peer_result_bytes,
-    peer_workspace_bytes,
     reserve_bytes,
     shown,
     stream_slots,
@@ -22,10 +20,12 @@ from strata_jax.weights.budget import (
     workspace_bytes,
 )
 from strata_jax.weights.draft_needs import DraftNeeds
+from strata_jax.weights.machine import Machine
 from strata_jax.weights.matrices import matrices_of
 from strata_jax.weights.ngram_table import choose_io
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.panels import expert_slot_bytes
+from strata_jax.weights.peer_needs import PeerNeeds
 from strata_jax.weights.placement import (
     ArenaBudget,
     Placement,
@@ -41,29 +41,11 @@ from strata_jax.weights.profile import Profile
 from strata_jax.weights.prompt_plan import PromptPlan, chunk_choices, plan_prompts
 from strata_jax.weights.tier_advice import Advisor
 from strata_jax.weights.tier_needs import DRAFT_XLA, Need, TierPlan
-from strata_jax.weights.tier_notes import device_notes, placement_notes
+from strata_jax.weights.tier_notes import device_notes, little_left, placement_notes
 
 _HEADROOM_SHARE = 8
 """Auto leaves this part of the RAM to others, but no more than `_HEADROOM_BYTES`."""
 _HEADROOM_BYTES = 2 * GIB
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Machine:
-    """What the plan may use."""
-
-    platform: str
-    """cpu or cuda. On the CPU devices are emulated in RAM and have the memory that flags give."""
-    host: HostMemory
-    primary_free_bytes: int | None = None
-    """Of the GPU; None on the CPU."""
-    peer_free_bytes: int | None = None
-    peer_is_reached: bool = False
-    """Whether the primary's kernels read the peer's memory."""
-    num_devices: int = 1
-    """GPUs that are visible."""
-    runtime_bytes: int = 0
-    """Of the primary, that no allocation of ours accounts for (`budget.CUDA_RUNTIME_BYTES`)."""
 
 
 def plan_tiers(
@@ -123,13 +105,15 @@ class _Planner:
         asked, free = settings.device_memory_mib, machine.primary_free_bytes
         memory = free if free is None or asked is None else min(free, asked * MIB)
         steps = dataclasses.replace(steps, on_gpu=not self.emulated)
-        # A peer that the primary does not reach takes rows a few at a time, and memory for all of them.
-        far = settings.peer_device is not None and not (self.loopback or machine.peer_is_reached)
-        self.asked, self.memory = steps, None if self.emulated or far else memory
+        self.has_expert_tiles = False
+        layers = self._expert_bytes(pack)
+        self.notes = list(settings.notes(machine.platform))
+        self.peer, self.kv = PeerNeeds(settings, machine, self.has_expert_tiles), plan.kv
+        # Whether the primary computes all that is neither resident nor the peer's.
+        self.may_stream = not self.emulated and not self.peer.is_by_windows
+        self.asked, self.memory = steps, memory if self.may_stream else None
         self.steps = choose_chunk(self.config, steps, self.memory)
         self.draft = draft
-        # Whether the primary computes all that is not resident.
-        self.may_stream = not self.emulated and not far
         self.cache_is_on = settings.cache_is_on(machine.platform)
         self.max_context = plan.max_context
         self.kv_per_token = plan.kv_bytes // plan.max_context
@@ -148,19 +132,14 @@ class _Planner:
         if draft is not None:
             self.fixed |= {"draft": draft.weight_bytes}
         self._use_chunk(self.steps)
-        self.has_expert_tiles = False
-        layers = self._expert_bytes(pack)
         shape = (self.config.num_layers, self.config.num_experts)
         self.expert_bytes = np.broadcast_to(np.asarray(layers, np.int64)[:, None], shape)
         self.largest_slot = int(slot_bytes(self.expert_bytes).max())
-        self.peer_workspace = peer_workspace_bytes(
-            self.config, self.steps, is_reached=machine.peer_is_reached
-        )
-        self.notes = list(settings.notes(machine.platform))
-        self.staging, self.peer_staging = self._staging_bytes()
+        self.staging, self.peer.staging = self._staging_bytes()
 
     def _use_chunk(self, steps: StepSizes) -> None:
         self.steps = steps
+        self.peer.size(self.config, steps, self.max_context, self.kv)
         self.fixed["workspace"] = self._workspace_bytes(self.max_context)
         if self.draft is not None:
             self.fixed[DRAFT_XLA] = self.draft.xla_bytes_of(steps)
@@ -186,7 +165,7 @@ class _Planner:
             primary = self._spare_bytes("primary", self.machine.primary_free_bytes, fixed)
         if settings.peer_device is not None and peer_swaps > 0:
             free = None if self.loopback else self.machine.peer_free_bytes
-            peer = self._spare_bytes("peer", free, self.peer_workspace)
+            peer = self._spare_bytes("peer", free, self.peer.workspace)
         return primary, peer
 
     def _spare_bytes(self, name: str, free: int | None, fixed: int) -> int:
@@ -232,9 +211,10 @@ class _Planner:
             prompt=prompt,
             cache_is_on=self.cache_is_on,
             peer_is_on=request.peer is not None,
+            peer_part=self.peer.part,
             primary_moves=self.emulated or self.staging > 0,
-            peer_moves=self.emulated or self.peer_staging > 0,
-            notes=tuple(dict.fromkeys([*self.notes, *placement.notes])),
+            peer_moves=self.emulated or self.peer.staging > 0,
+            notes=tuple(dict.fromkeys([*self.notes, *self.peer.notes, *placement.notes])),
         )
 
     def _split_ram(
@@ -276,9 +256,13 @@ class _Planner:
             self._use_chunk(steps)
             request, placement = self._placed()
             assert request.primary is not None
+            if request.peer is not None:
+                host = placement.tiers == Tier.HOST
+                self.peer.choose_ring(host, self.largest_slot, request.peer.memory_bytes)
             prompt = plan_prompts(
                 self.config,
                 self.settings,
+                self.peer.part,
                 steps,
                 request.primary,
                 placement,
@@ -288,10 +272,10 @@ class _Planner:
             if prompt is not None:
                 break
         assert prompt is not None, "the last choice borrows nothing"
-        if prompt.owned_bytes:
+        if prompt.owned_bytes or self.peer.ring:
             self.fixed["prefill ring"] = prompt.owned_bytes
             request, placement = self._placed()
-        self.notes += prompt.notes(self.settings, placement)
+        self.notes += prompt.notes(self.settings, self.peer.part, placement)
         return request, placement, prompt
 
     def _request(self) -> PlacementRequest:
@@ -311,7 +295,7 @@ class _Planner:
             reserve = self._reserve("peer_reserve_mib", memory)
             peer = ArenaBudget(
                 memory_bytes=memory,
-                reserved_bytes=self.peer_workspace + self.peer_staging + reserve,
+                reserved_bytes=self.peer.fixed + reserve,
                 at_most=settings.peer_slots or None,
             )
         return PlacementRequest(
@@ -376,7 +360,7 @@ class _Planner:
         """What is in RAM beside experts of the host tier."""
         table = {"n-gram table": self._locked_table_bytes()}
         if not self.emulated:
-            moves = self.staging + self.peer_staging if placement.count(Tier.HOST) else 0
+            moves = self.staging + self.peer.staging if placement.count(Tier.HOST) else 0
             return {"staging": moves + prompt.home_bytes(placement), **table}
         arenas = {"primary arena": placement.primary_bytes, "peer arena": placement.peer_bytes}
         return {**self.fixed, **arenas, "staging": self.staging, **table}
@@ -453,14 +437,9 @@ class _Planner:
                 "experts": placement.primary_bytes,
             }
             needs.append(advice.primary(request, parts))
-            self._note_little_left(needs[-1])
+            self.notes += little_left(self.settings, needs[-1])
         if request.peer is not None:
-            parts = {
-                "workspace": self.peer_workspace,
-                "staging": self.peer_staging,
-                "reserve": request.peer.reserved_bytes - self.peer_workspace - self.peer_staging,
-                "experts": placement.peer_bytes,
-            }
+            parts = self.peer.parts(request.peer.reserved_bytes, placement.peer_bytes)
             needs.append(advice.peer(request, parts))
         return needs
 
@@ -482,15 +461,3 @@ class _Planner:
             copied = {name: host[name] for name in host if name not in self.fixed}
             needs.append(advice.locked({**copied, "experts": placement.locked_bytes}))
         return needs
-
-    def _note_little_left(self, need: Need) -> None:
-        """A count that was asked for may eat into the usual reserve, but not in silence."""
-        asked = self.settings.expert_cache
-        if asked and need.fits and need.have_bytes is not None and not need.parts["reserve"]:
-            left = need.have_bytes - need.need_bytes
-            usual = reserve_bytes(self.settings.vram_reserve_mib, False, need.have_bytes)
-            if left < usual:
-                self.notes.append(
-                    f"primary: {shown(left)} stay free, auto would leave {shown(usual)}; kept as "
-                    f"asked (--expert_cache={asked})"
-                )

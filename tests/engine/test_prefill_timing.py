@@ -6,6 +6,8 @@ import json
 import numpy as np
 import pytest
 
+from strata_jax.config import TierSettings
+from strata_jax.engine.peer_timing import PEER_PHASES
 from strata_jax.engine.prefill_timing import CAPACITY, PrefillTiming
 from strata_jax.engine.runner import Runner, RunnerOptions
 from strata_jax.ops.native import Backend
@@ -63,9 +65,13 @@ def test_marks_change_no_bit_and_name_every_phase(tmp_path, monkeypatch):
     with open_pack(made.path) as pack:
         ids = np.random.default_rng(3).integers(0, pack.config.vocab_size, TILE, np.int32)
         found = []
-        for is_timed in (False, True):
+        peer = TierSettings(expert_cache=8, peer_device=1, peer_slots=4, peer_stream=0.5)
+        for is_timed, tiers in ((False, TierSettings()), (True, peer)):
             options = RunnerOptions(
-                max_context=200, backend=Backend("emulated"), prefill_timing=is_timed
+                max_context=200,
+                backend=Backend("emulated"),
+                prefill_timing=is_timed,
+                tiers=tiers,
             )
             runner = Runner(pack, pack.config, options, lambda _: None)
             runner.reset()
@@ -73,10 +79,12 @@ def test_marks_change_no_bit_and_name_every_phase(tmp_path, monkeypatch):
             assert isinstance(runner.tiers.experts, DeviceExperts)
             marks = runner.tiers.experts.take_marks()
             again = runner.tiers.experts.take_marks()
+            peer_marks = runner.tiers.experts.take_peer_marks()
             runner.close()
 
     assert same_bits(found[0], found[1])
     assert {PHASES[phase] for _, phase in marks} == set(PHASES)
+    assert {PEER_PHASES[phase] for _, phase in peer_marks} == set(PEER_PHASES[:5])
     assert [at for at, _ in marks] == sorted(at for at, _ in marks)
     assert 0 < len(marks) < CAPACITY // 100
     assert again == ()

@@ -39,7 +39,10 @@ def answer(flags: dict[str, str], faults: dict) -> dict:
         "model": {"file": flags["model"], "hash": faults.get("hash", HASH)},
         "versions": VERSIONS | faults.get("versions", {}),
         "tiers": counters(flags) | faults.get("tiers", {}),
-        "plan": {"chunk_tiles": int(flags.get("prefill", 1))},
+        "plan": {
+            "chunk_tiles": int(flags.get("prefill", 1)),
+            "peer_part": {"attention_rows": int(2048 * float(flags.get("peer_attention", 0)))},
+        },
         "ngram": {"mode": faults.get("mode", flags.get("ple_io", "direct"))},
         "drafts": faults.get("drafts", drafts(flags)),
         "windows": faults.get("windows", {"1": count - 1, flags.get("spec", "8"): 2}),
@@ -87,6 +90,7 @@ def counters(flags: dict[str, str]) -> dict:
         "entries_stream": int(missed * share),
         "entries_host": missed - int(missed * share) - from_file,
         "entries_file": from_file,
+        "peer_experts_streamed": int(10 * float(flags.get("peer_stream", 0))),
         "swaps_primary": 3 if moves and not full else 0,
         "swaps_peer": 2 if moves and peer else 0,
     }

@@ -19,7 +19,7 @@ FACTS = ModelFacts(
     layers=8,
     experts=16,
     vocab_size=4096,
-    index_budget=256,
+    index_budget=2048,
     context_length=4096,
     has_ngram_table=True,
 )

@@ -77,6 +77,23 @@ def test_shares_modes_threads_and_rows_are_complete():
     assert {flags["window_rows"] for flags in _flags("windows")} == {"8"}
 
 
+def test_a_peers_part_in_prompts_is_a_gpus():
+    shares = [flags.get("peer_stream") for flags in _flags("peer-prompts")]
+    assert shares == [None, "0", "0.35", "1"]
+    with pytest.raises(UsageError, match="--platform=cuda"):
+        comparisons("peer-prompts", FACTS, on_gpu=False)
+    chosen, notes = comparisons(ALL, FACTS, on_gpu=False)
+    assert not {"peer-prompts", "peer-attention"} & {comparison.name for comparison in chosen}
+    assert notes[0].startswith("left out: gate: --preset=peer-prompts")
+
+
+def test_a_peers_attention_wants_a_tile_full_of_queries():
+    shares = [flags.get("peer_attention") for flags in _flags("peer-attention")]
+    assert shares == [None, "0", "0.25", "0.5"]
+    with pytest.raises(UsageError, match="fill no tile of 2048 rows"):
+        comparisons("peer-attention", dataclasses.replace(FACTS, index_budget=256))
+
+
 def test_processes_are_the_same_command():
     first, second, compiled_anew = _flags("processes")
 

@@ -430,13 +430,13 @@ std::string LaunchDown(const ExpertFfnArgs& a, FfnParams p, cudaStream_t stream)
 }  // namespace
 
 int64_t ExpertFfnWorkspace(int64_t num_rows, int64_t num_active, int64_t num_experts, int64_t width,
-                           int64_t hidden, bool has_ring) {
+                           int64_t hidden, bool is_whole) {
   const int64_t entries = num_rows * (num_active + 1);
   const int64_t window = entries * hidden * 4 + Padded(entries * (hidden / 32)) * 4 +
                          entries * hidden + entries * (hidden / 16) * 2;
   if (num_rows <= kMostWindowRows) return window;
   return std::max(
-      window, ExpertFfnTilesWorkspace(num_rows, num_active, num_experts, width, hidden, has_ring));
+      window, ExpertFfnTilesWorkspace(num_rows, num_active, num_experts, width, hidden, is_whole));
 }
 
 std::string ExpertGateUp(const ExpertFfnArgs& a, cudaStream_t stream) {

@@ -12,6 +12,8 @@
 
 namespace strata {
 
+class PeerTiles;
+
 struct ExpertFfnArgs {
   const float* x;               // [T, D]
   const int32_t* ids;           // [T, A]
@@ -39,13 +41,15 @@ struct ExpertFfnArgs {
   Latch latch;              // of another layer's words, for the second kernel
   RingAt ring;              // for tiles: where experts of the host's memory arrive
   StageAt stage;            // for tiles: where those of the file are, where the ring has failed
+  PeerTiles* peer_tiles;    // for tiles: what a peer computes meanwhile, if it does
+  int64_t layer;            // for tiles
   TimelineAt timeline;      // for tiles
   float* rows;  // not null: the kernels are the peer's. `y` and the shared expert are left out, the
                 // row of each kPeer entry goes to its place in [T * A, D], without its weight
 };
 
 int64_t ExpertFfnWorkspace(int64_t num_rows, int64_t num_active, int64_t num_experts, int64_t width,
-                           int64_t hidden, bool has_ring = false);
+                           int64_t hidden, bool is_whole = false);
 
 // The two halves: what others compute may be awaited in between.
 std::string ExpertGateUp(const ExpertFfnArgs& args, cudaStream_t stream);

@@ -6,6 +6,7 @@
 #include "cuda/ops/expert_ffn.h"
 #include "cuda/ops/expert_ffn_tiles.h"
 #include "cuda/peer_store.h"
+#include "cuda/peer_tiles.h"
 #include "cuda/tile_rows.h"
 
 namespace strata {
@@ -41,9 +42,16 @@ void PassDoors(const DeviceStore& store, int64_t layer, ExpertFfnArgs* args) {
 
 bool IsTile(const ExpertFfnArgs& args) { return args.num_rows > kMostWindowRows; }
 
-// The primary reads the peer's experts where they lie: a tile uses each of them for many rows.
+// Whether a tile's rows need the peer's kernels of windows: its experts are neither read where they
+// lie nor come through a ring, and it has any.
+bool NeedsPeer(const ExpertFfnArgs& args, const PeerStore& peer) {
+  return !peer.is_reached() && !args.ring.is_far && args.num_rows <= peer.sizes().max_rows;
+}
+
+// The primary reads the peer's experts itself, or the peer's kernels for tiles compute: a tile uses
+// each expert for many rows.
 bool ReadsPeer(const ExpertFfnArgs& args, const PeerStore* peer) {
-  return peer == nullptr || (IsTile(args) && peer->is_reached());
+  return peer == nullptr || (IsTile(args) && !NeedsPeer(args, *peer));
 }
 
 // Whether kernels run that know of a ring.
@@ -53,7 +61,10 @@ bool GoesByTiles(const ExpertFfnArgs& args, const PeerStore* peer) {
 
 std::string RunOn(ExpertFfnArgs args, PeerStore* peer, cudaStream_t on) {
   if (GoesByTiles(args, peer)) {
-    if (peer != nullptr) args.doors = false;
+    if (peer != nullptr) {
+      args.doors = false;
+      args.peer_tiles = peer->tiles();
+    }
     return ExpertFfnTiles(args, on);
   }
   if (peer != nullptr && ReadsPeer(args, peer)) {
@@ -111,7 +122,7 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> x, ffi::BufferR
                    "shapes of x, ids, weights and shared_weights do not belong together");
   const int64_t hidden = std::max(args.routed->gate.rows, args.shared_gate->rows);
   const int64_t bytes = ExpertFfnWorkspace(args.num_rows, args.num_active, args.num_experts,
-                                           args.width, hidden, held->ring() != nullptr);
+                                           args.width, hidden, held->HasWholeTiles());
   uint8_t* borrowed = held->ScratchOf(args.num_rows);
   const int64_t room =
       borrowed == nullptr ? static_cast<int64_t>(workspace->size_bytes()) : held->scratch_bytes();
@@ -136,6 +147,7 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR2<ffi::F32> x, ffi::BufferR
     PassDoors(*held, layer, &args);
   }
   if (held->ring() != nullptr) args.ring = held->ring()->At(layer);
+  args.layer = layer;
   args.timeline = held->timeline();
   const std::string error = Run(*held, layer, args, StreamOf(stream));
   return error.empty() ? ffi::Error::Success() : ffi::Error::Internal("expert_ffn: " + error);

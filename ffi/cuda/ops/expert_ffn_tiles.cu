@@ -4,12 +4,14 @@
 // added in the router's order, the shared expert's last.
 //
 // With a ring (expert_ring.h) a group of experts goes through both products before the next one, so
-// that its slots come back, and there is one slice.
+// that its slots come back, and there is one slice. So it is with a peer that computes rows of the
+// same tile meanwhile (peer_tiles.h): it stores them among the others, before they are added.
 #include <algorithm>
 
 #include "cuda/ops/expert_ffn_tiles.h"
 #include "cuda/ops/expert_gate.h"
 #include "cuda/ops/expert_tile_launch.h"
+#include "cuda/peer_tiles.h"
 #include "cuda/reduce.cuh"
 
 namespace strata {
@@ -31,10 +33,10 @@ constexpr int kCombineThreads = 128;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Columns that are computed at once. With a ring all of them: an expert that is computed in parts
-// would hold its slot until the last.
-int64_t SliceOf(int64_t entries, int64_t width, bool has_ring) {
-  const int64_t wanted = has_ring ? 1 : CeilDiv(entries * width * 4, kSliceBytes);
+// Columns that are computed at once. `is_whole`: all of them, for an expert that is computed in
+// parts would hold its slot of a ring until the last.
+int64_t SliceOf(int64_t entries, int64_t width, bool is_whole) {
+  const int64_t wanted = is_whole ? 1 : CeilDiv(entries * width * 4, kSliceBytes);
   return RoundUp(CeilDiv(width, std::min(wanted, kMostSlices)), kColumns);
 }
 
@@ -43,7 +45,7 @@ struct Layout {
   int64_t order, starts, counts, tiles, first_tiles, addresses, in, hidden, sums, bytes;
 
   Layout(int64_t num_rows, int64_t num_active, int64_t num_experts, int64_t width,
-         int64_t hidden_width, bool has_ring) {
+         int64_t hidden_width, bool is_whole) {
     const int64_t entries = num_rows * num_active;
     int64_t at = 0;
     const auto take = [&](int64_t size) {
@@ -60,7 +62,7 @@ struct Layout {
     addresses = take(8 * num_experts);
     in = take(QuantizedRows::Bytes(num_rows, width));
     hidden = take(QuantizedRows::Bytes(entries + num_rows, hidden_width));
-    sums = take(4 * (entries + num_rows) * SliceOf(entries + num_rows, width, has_ring));
+    sums = take(4 * (entries + num_rows) * SliceOf(entries + num_rows, width, is_whole));
     bytes = at;
   }
 };
@@ -137,8 +139,8 @@ bool HasExpertTiles(const ExpertFfnArgs& a) {
 }
 
 int64_t ExpertFfnTilesWorkspace(int64_t num_rows, int64_t num_active, int64_t num_experts,
-                                int64_t width, int64_t hidden, bool has_ring) {
-  return Layout(num_rows, num_active, num_experts, width, hidden, has_ring).bytes;
+                                int64_t width, int64_t hidden, bool is_whole) {
+  return Layout(num_rows, num_active, num_experts, width, hidden, is_whole).bytes;
 }
 
 namespace {
@@ -147,7 +149,7 @@ namespace {
 struct Call {
   const ExpertFfnArgs& a;
   cudaStream_t stream;
-  bool has_ring;
+  bool is_whole;
   int64_t entries;
   TileParams p = {};
   expert_tiles::GateArgs gate;
@@ -155,10 +157,10 @@ struct Call {
   Call(const ExpertFfnArgs& args, cudaStream_t on)
       : a(args),
         stream(on),
-        has_ring(args.ring.state != nullptr),
+        is_whole(args.ring.state != nullptr || args.peer_tiles != nullptr),
         entries(args.num_rows * args.num_active) {
     const int64_t hidden = HiddenOf(a);
-    const Layout at(a.num_rows, a.num_active, a.num_experts, a.width, hidden, has_ring);
+    const Layout at(a.num_rows, a.num_active, a.num_experts, a.width, hidden, is_whole);
     p.groups.order = reinterpret_cast<int32_t*>(a.workspace + at.order);
     p.groups.starts = reinterpret_cast<int32_t*>(a.workspace + at.starts);
     p.groups.counts = reinterpret_cast<int32_t*>(a.workspace + at.counts);
@@ -171,7 +173,7 @@ struct Call {
     p.in = QuantizedRows::At(a.workspace + at.in, a.num_rows, a.width);
     p.out = QuantizedRows::At(a.workspace + at.hidden, entries + a.num_rows, hidden);
     p.sums = reinterpret_cast<float*>(a.workspace + at.sums);
-    p.slice = static_cast<int32_t>(SliceOf(entries + a.num_rows, a.width, has_ring));
+    p.slice = static_cast<int32_t>(SliceOf(entries + a.num_rows, a.width, is_whole));
     gate.ring = a.ring;
     gate.words = a.experts;
     gate.counts = p.groups.counts;
@@ -181,22 +183,19 @@ struct Call {
     gate.stage = a.stage;
     gate.num_rows = p.num_rows;
     gate.num_experts = static_cast<int32_t>(a.num_experts);
+    if (a.peer_tiles == nullptr) return;
+    gate.part = expert_tiles::GatePart::kPrimarys;
+    gate.taken = a.peer_tiles->taken(a.layer);
+    gate.taken_min_rows = a.peer_tiles->taken_min_rows();
   }
 
   // Whether experts lie where their words say, all of them in the device's memory.
-  bool IsPlain() const { return a.homes == nullptr && !has_ring; }
+  bool IsPlain() const { return a.homes == nullptr && !is_whole; }
 
   TileParams Routed(int64_t group, bool down) const {
-    TileParams r = down ? Down() : p;
-    r.experts = IsPlain() ? a.experts : gate.addresses;
-    r.first = ViewOf(down ? a.routed->down : a.routed->gate);
-    r.first_at = down ? a.routed->down_at : 0;
-    r.second = ViewOf(a.routed->up);
-    r.second_at = a.routed->up_at;
-    const auto range = expert_tiles::RangeOf(a.num_experts, a.ring.groups, group);
-    r.first_tile = a.ring.groups == 1 ? nullptr : p.groups.first_tiles + range.first;
-    r.end_tile = p.groups.first_tiles + range.end;
-    return r;
+    return expert_tiles::RoutedParams(
+        down ? Down() : p, *a.routed, IsPlain() ? a.experts : gate.addresses,
+        expert_tiles::RangeOf(a.num_experts, a.ring.groups, group), a.ring.groups == 1, down);
   }
 
   // The second kernel reads what the first one wrote.
@@ -211,9 +210,35 @@ struct Call {
     if (!error.empty()) return error;
     error = tiles::QuantizeTileRows(a.x, a.live, a.num_rows, a.width, p.in, stream);
     if (!error.empty()) return error;
-    error = expert_tiles::GroupEntries(a.ids, a.live, a.num_rows, a.num_active, a.num_experts,
-                                       p.groups, {a.usage, a.homes, a.experts}, stream);
+    error =
+        expert_tiles::GroupEntries(a.ids, a.live, a.num_rows, a.num_active, a.num_experts, p.groups,
+                                   {a.usage, a.homes, a.experts, a.peer_tiles != nullptr}, stream);
+    const bool has_ring = a.ring.state != nullptr;
     return error.empty() && has_ring ? expert_tiles::TellRouting(gate, stream) : error;
+  }
+
+  // The peer's part begins when entries are grouped, and ends before rows are added.
+  std::string ForkPeer() const {
+    if (a.peer_tiles == nullptr) return "";
+    PeerTileCall call;
+    call.routed = a.routed;
+    call.groups = p.groups;
+    call.in = p.in;
+    call.words = a.experts;
+    call.live = a.live;
+    call.sums = p.sums;
+    call.slice = p.slice;
+    call.num_rows = a.num_rows;
+    call.num_active = a.num_active;
+    call.num_experts = a.num_experts;
+    call.layer = a.layer;
+    return a.peer_tiles->Fork(call, stream);
+  }
+
+  std::string JoinPeer() const {
+    if (a.peer_tiles == nullptr) return "";
+    const std::string error = Mark(a.timeline, Phase::kPeer, stream);
+    return error.empty() ? a.peer_tiles->Join(stream) : error;
   }
 
   // The shared expert's hidden values come first: they wait for nobody.
@@ -244,8 +269,9 @@ struct Call {
   }
 
   std::string SharedDownAndCombine() const {
-    const std::string error =
+    std::string error =
         expert_tiles::LaunchDown(Shared(Down(), a, true), CeilDiv(a.num_rows, kTileRows), stream);
+    if (error.empty()) error = JoinPeer();
     if (!error.empty()) return error;
     const std::string problem = Mark(a.timeline, Phase::kCombine, stream);
     return problem.empty() ? LaunchCombine(a, p, stream) : problem;
@@ -257,13 +283,14 @@ struct Call {
 std::string ExpertFfnTiles(const ExpertFfnArgs& a, cudaStream_t stream) {
   Call call(a, stream);
   std::string error = call.Prepare();
+  if (error.empty()) error = call.ForkPeer();
   for (int64_t group = 0; group < a.ring.groups && error.empty(); ++group) {
     error = call.GateUp(group);
-    if (error.empty() && call.has_ring) error = call.RoutedDown(group);
+    if (error.empty() && call.is_whole) error = call.RoutedDown(group);
   }
-  if (error.empty() && call.has_ring) error = expert_tiles::LeaveRing(call.gate, stream);
+  if (error.empty() && a.ring.state != nullptr) error = expert_tiles::LeaveRing(call.gate, stream);
   for (; call.p.first_column < a.width && error.empty(); call.p.first_column += call.p.slice) {
-    if (!call.has_ring) error = call.RoutedDown(0);
+    if (!call.is_whole) error = call.RoutedDown(0);
     if (error.empty()) error = call.SharedDownAndCombine();
   }
   return error;

@@ -149,6 +149,7 @@ __device__ __forceinline__ TileWork FindWork(const TileParams& p, int tile) {
   if (tile >= *p.end_tile) return {nullptr, 0, 0};
   // Whoever computes an expert in windows, a tile reads it where it lies.
   const uint64_t address = p.experts[t.expert] & ~kTagBits;
+  if (address == 0) return {nullptr, 0, 0};
   return {reinterpret_cast<const uint8_t*>(address), t.first, t.count};
 }
 

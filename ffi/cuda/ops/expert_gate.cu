@@ -24,6 +24,18 @@ __device__ __forceinline__ bool IsPass(const GateArgs& a) {
   return a.ring.state != nullptr && LiveRows(*a.live, a.num_rows) >= a.ring.min_rows;
 }
 
+// Whether the kernels behind the gate compute expert `e`. Both devices find the same: the table of
+// the one and the list of the other's ring are written together, between passes.
+__device__ __forceinline__ bool IsMine(const GateArgs& a, bool is_pass, int e, uint64_t word) {
+  if (a.part == GatePart::kAll) return true;
+  const bool is_peers = (word & kTagMask) == static_cast<uint64_t>(ExpertTag::kPeer);
+  if (a.part == GatePart::kPeers) {
+    return is_peers || (is_pass && a.ring.places[e] != kNotListed);
+  }
+  if (is_peers || a.taken == nullptr) return !is_peers;
+  return a.taken[e] == 0 || LiveRows(*a.live, a.num_rows) < a.taken_min_rows;
+}
+
 // Whether entries up to `need` have arrived; false when nothing has for too long, and none was
 // being made. One thread.
 __device__ inline bool Await(const RingAt& ring, uint64_t need) {
@@ -97,6 +109,10 @@ __global__ void __launch_bounds__(kGateThreads) GateKernel(const __grid_constant
   __syncthreads();
   for (int e = p.range.first + threadIdx.x; e < p.range.end; e += kGateThreads) {
     const uint64_t word = a.words[e];
+    if (!IsMine(a, is_pass, e, word)) {
+      a.addresses[e] = 0;
+      continue;
+    }
     uint64_t address = word & ~kTagBits;
     const bool is_linked = (word & kLinked) != 0;
     const bool in_ring = arrived != 0 && ring.places[e] != kNotListed;
@@ -108,6 +124,11 @@ __global__ void __launch_bounds__(kGateThreads) GateKernel(const __grid_constant
     const auto entries = static_cast<uint32_t>(a.counts[e]);
     if (is_linked && !in_ring && entries > 0 && a.homes != nullptr) {
       atomicAdd(a.homes + kReadByTiles, (entries + kTileRows - 1) / kTileRows);
+    }
+    const bool is_peers = (word & kTagMask) == static_cast<uint64_t>(ExpertTag::kPeer);
+    if (ring.is_far && is_peers && !in_ring) {
+      a.addresses[e] = 0;
+      if (entries > 0) StoreReleaseSystem(&ring.words->missed, uint64_t{1});
     }
   }
 }

@@ -11,14 +11,20 @@
 
 namespace strata::expert_tiles {
 
+// Which experts the kernels behind a gate compute: all, or what one of two devices does.
+enum class GatePart : int32_t { kAll, kPrimarys, kPeers };
+
 struct GateArgs {
   RingAt ring;
-  const uint64_t* words;  // [E]: expert_word.h
-  const int32_t* counts;  // [E]: entries of each expert
-  const int32_t* live;    // rows
-  uint64_t* addresses;    // [E]: of panels; filled group by group
-  uint32_t* homes;        // device, [kEntryHomes]: counts
-  StageAt stage;          // of a layer with experts in the file: asked where the ring fails
+  GatePart part = GatePart::kAll;
+  const uint8_t* taken = nullptr;  // [E]: of kPrimarys, experts of the host's memory that the peer
+  int32_t taken_min_rows = 0;      // takes when so many rows are live
+  const uint64_t* words;           // [E]: expert_word.h
+  const int32_t* counts;           // [E]: entries of each expert
+  const int32_t* live;             // rows
+  uint64_t* addresses;             // [E]: of panels, 0 where there are none; filled group by group
+  uint32_t* homes = nullptr;       // device, [kEntryHomes]: counts
+  StageAt stage;  // of a layer with experts in the file: asked where the ring fails
   int32_t num_rows = 0;
   int32_t num_experts = 0;
 };

@@ -8,13 +8,15 @@ namespace {
 
 constexpr int kGroupThreads = 256;
 
-// The primary's kernels compute all of them; what lies on a peer they read like their own.
+// What lies on a peer that does not compute, the primary's kernels read like their own.
 __device__ __forceinline__ void CountEntries(const TileCounts& to, int expert, uint32_t count) {
   atomicAdd(to.usage + expert, count);
   if (to.homes == nullptr) return;
   const uint64_t word = to.experts[expert];
   int home = (word & kLinked) != 0 ? kTilesOverLink : kOnPrimary;
   if ((word & kFromFile) != 0) home = kOfFile;
+  const bool is_peers = (word & kTagMask) == static_cast<uint64_t>(ExpertTag::kPeer);
+  if (to.peer_computes && is_peers) home = kOnPeer;
   atomicAdd(to.homes + home, count);
 }
 

@@ -36,6 +36,7 @@ struct TileCounts {
   uint32_t* usage;  // [E]
   uint32_t* homes;  // [kEntryHomes]; null: nobody asks
   const uint64_t* experts;
+  bool peer_computes;  // entries whose expert the peer has
 };
 
 // Sorts the entries of rows [0, *live) of ids [num_rows, num_active] and cuts them into tiles;

@@ -3,8 +3,22 @@
 #pragma once
 
 #include "cuda/ops/expert_ffn_tiles.cuh"
+#include "cuda/ops/expert_gate.h"
 
 namespace strata::expert_tiles {
+
+// The launch for a group of routed experts that lie at `experts`.
+inline TileParams RoutedParams(TileParams p, const ExpertShape& shape, const uint64_t* experts,
+                               const GroupRange& group, bool is_only, bool down) {
+  p.experts = experts;
+  p.first = ViewOf(down ? shape.down : shape.gate);
+  p.first_at = down ? shape.down_at : 0;
+  p.second = ViewOf(shape.up);
+  p.second_at = shape.up_at;
+  p.first_tile = is_only ? nullptr : p.groups.first_tiles + group.first;
+  p.end_tile = p.groups.first_tiles + group.end;
+  return p;
+}
 
 // A block for each of `tiles` tiles and 64 hidden values, or 128 columns.
 std::string LaunchGateUp(const TileParams& p, int64_t tiles, cudaStream_t stream);

@@ -4,8 +4,10 @@
 
 #include "common/cells_ffi.h"
 #include "common/check.h"
+#include "cuda/device_store.h"
 #include "cuda/handlers.h"
 #include "cuda/ops/qsa_attend.h"
+#include "cuda/peer_attention.h"
 
 namespace strata {
 namespace {
@@ -16,7 +18,7 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR3<ffi::F32> q, ffi::BufferR
                   ffi::AnyBuffer keys, ffi::AnyBuffer values, ffi::BufferR2<ffi::S32> blocks,
                   ffi::BufferR3<ffi::F32> scales, ffi::BufferR0<ffi::S32> pos,
                   ffi::BufferR0<ffi::S32> live, ffi::ResultBufferR2<ffi::F32> out,
-                  ffi::ResultBufferR1<ffi::U8> workspace, int64_t ratio) {
+                  ffi::ResultBufferR1<ffi::U8> workspace, int64_t store, int64_t ratio) {
   QsaAttendArgs args = {};
   STRATA_CHECK_ARG("qsa_attend", IsCache(keys, values, scales, args.cells.type),
                    "shapes or types of keys, values and scales do not belong together");
@@ -58,7 +60,10 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR3<ffi::F32> q, ffi::BufferR
   args.head_dim = static_cast<int>(head_dim);
   args.ratio = static_cast<int>(ratio);
   args.num_blocks = static_cast<int>(num_blocks);
-  const std::string error = QsaAttend(args, StreamOf(stream));
+  PeerAttention* peer = PeersAttention(store);
+  const std::string error = peer != nullptr && peer->Takes(args)
+                                ? peer->Attend(args, StreamOf(stream))
+                                : QsaAttend(args, StreamOf(stream));
   return error.empty() ? ffi::Error::Success() : ffi::Error::Internal("qsa_attend: " + error);
 }
 
@@ -77,6 +82,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(QsaAttendFfi, Caught("qsa_attend", Handle),
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // live
                                   .Ret<ffi::BufferR2<ffi::F32>>()  // out
                                   .Ret<ffi::BufferR1<ffi::U8>>()   // workspace
+                                  .Attr<int64_t>("store")
                                   .Attr<int64_t>("ratio"),
                               {ffi::Traits::kCmdBufferCompatible});
 

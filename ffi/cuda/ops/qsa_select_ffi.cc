@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "common/check.h"
+#include "cuda/device_store.h"
 #include "cuda/handlers.h"
 #include "cuda/ops/qsa_select.h"
+#include "cuda/peer_attention.h"
 
 namespace strata {
 namespace {
@@ -14,7 +16,7 @@ namespace ffi = xla::ffi;
 ffi::Error Handle(StreamArgument stream, ffi::BufferR3<ffi::F32> index_q,
                   ffi::BufferR3<ffi::F32> index_keys, ffi::BufferR0<ffi::S32> pos,
                   ffi::BufferR0<ffi::S32> live, ffi::ResultBufferR2<ffi::S32> blocks,
-                  ffi::ResultBufferR1<ffi::U8> workspace, int64_t ratio) {
+                  ffi::ResultBufferR1<ffi::U8> workspace, int64_t store, int64_t ratio) {
   STRATA_CHECK_ARG("qsa_select", ratio > 0 && blocks->dimensions()[1] > 0,
                    std::to_string(blocks->dimensions()[1]) + " blocks of " + std::to_string(ratio) +
                        " cells, expected at least 1 of 1");
@@ -43,7 +45,10 @@ ffi::Error Handle(StreamArgument stream, ffi::BufferR3<ffi::F32> index_q,
   args.num_groups = static_cast<int>(groups);
   args.ratio = static_cast<int>(ratio);
   args.num_blocks = static_cast<int>(blocks->dimensions()[1]);
-  const std::string error = QsaSelect(args, StreamOf(stream));
+  PeerAttention* peer = PeersAttention(store);
+  const std::string error = peer != nullptr && peer->Takes(args)
+                                ? peer->Select(args, StreamOf(stream))
+                                : QsaSelect(args, StreamOf(stream));
   return error.empty() ? ffi::Error::Success() : ffi::Error::Internal("qsa_select: " + error);
 }
 
@@ -58,6 +63,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(QsaSelectFfi, Caught("qsa_select", Handle),
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // live
                                   .Ret<ffi::BufferR2<ffi::S32>>()  // blocks
                                   .Ret<ffi::BufferR1<ffi::U8>>()   // workspace
+                                  .Attr<int64_t>("store")
                                   .Attr<int64_t>("ratio"),
                               {ffi::Traits::kCmdBufferCompatible});
 
