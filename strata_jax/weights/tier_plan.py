@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from strata_jax.config import LOOPBACK, NgramIo, TierSettings
+from strata_jax.config import LOOPBACK, KvType, NgramIo, TierSettings
 from strata_jax.weights.budget import (
     GIB,
     MIB,
@@ -108,7 +108,8 @@ class _Planner:
         self.has_expert_tiles = False
         layers = self._expert_bytes(pack)
         self.notes = list(settings.notes(machine.platform))
-        self.peer, self.kv = PeerNeeds(settings, machine, self.has_expert_tiles), plan.kv
+        self.peer = PeerNeeds(settings, machine, self.has_expert_tiles)
+        self.kv: KvType = plan.kv
         # Whether the primary computes all that is neither resident nor the peer's.
         self.may_stream = not self.emulated and not self.peer.is_by_windows
         self.asked, self.memory = steps, memory if self.may_stream else None
