@@ -94,7 +94,8 @@ def read_windows(drafter, residual, end, widths=(8,), begin=0):
 
 
 def padded(rows, count):
-    return jnp.zeros((count, *rows.shape[1:])).at[: len(rows)].set(rows)
+    more = count - len(rows)
+    return jnp.asarray(np.concatenate([rows, np.zeros((more, *rows.shape[1:]), np.float32)]))
 
 
 def read_tiles(drafter, residual, end):
@@ -229,8 +230,9 @@ def passed(follower, asked, residual, at, count):
     for place in range(at, at + count):
         # Those that may wait are still there.
         newest = np.arange(max(at, place - 32), place + 1)
-        ring = jnp.zeros((64, *residual.shape[1:])).at[newest % 64].set(residual[newest])
-        follower.passed(int(IDS[place + 1]), ring, place % 64, place)
+        ring = np.zeros((64, *residual.shape[1:]), np.float32)
+        ring[newest % 64] = residual[newest]
+        follower.passed(int(IDS[place + 1]), jnp.asarray(ring), place % 64, place)
         asked.read(IDS[place + 1 : place + 2], jnp.asarray(residual[place : place + 8]), place)
     follower.begin()
     return at + count
@@ -251,10 +253,10 @@ def test_follows_windows_with_the_drafts_that_it_makes_when_asked(
         kept = int(rng.integers(1, live + 1))
         ids = np.append(IDS[at : at + kept], np.full(8 - kept, 501))  # which never follows
         numbers = Numbers(pos=at, live=live, head_rows=live, certain=1)
-        after = jnp.zeros((8, pack.config.vocab_size)).at[np.arange(8), IDS[at + 1 : at + 9]].set(1)
+        after = jnp.asarray(np.eye(pack.config.vocab_size, dtype=np.float32)[IDS[at + 1 : at + 9]])
         rows = jnp.asarray(residual[at : at + 8])
         packed = np.asarray([*ids, *numbers], np.int32)
-        ring = jnp.zeros((64, *rows.shape[1:])).at[:8].set(rows)
+        ring = padded(residual[at : at + 8], 64)
         window = Window(packed=packed, logits=after, residual=ring)
         wanted = int(rng.integers(0, MOST + 1))
         orders = Orders(wanted=wanted, last=1000)
