@@ -3,16 +3,28 @@
 import pytest
 
 
+LONGEST = (
+    "test_device_experts.py",
+    "test_runner_ring.py",
+    "test_tiers.py",
+    "test_device_experts_file.py",
+    "test_device_tiles.py",
+    "test_transformer.py",
+    "test_goldens.py",
+    "test_drafters.py",
+    "test_native_drivers.py",
+)
+"""Files that take longest: they come first, so that no process is alone with one at the end."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="run the tests that need a CUDA device too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what needs a device unless it is asked for: no test is skipped in silence.
-
-    The drivers in C++ come first, for they take longest, and the others run beside them.
-    """
-    items.sort(key=lambda item: item.path.name != "test_native_drivers.py")
+    """Leaves out what needs a device unless it is asked for: no test is skipped in silence."""
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
     if config.getoption("--gpu"):
         return
     left_out = [item for item in items if item.get_closest_marker("gpu")]
