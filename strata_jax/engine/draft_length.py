@@ -24,6 +24,9 @@ _SETTLING = 3
 of the host is not yet, then, and would seem slower without drafts than it is."""
 _COLD = 8
 """The first windows of all, whose time does not count: a machine that has just begun is slower."""
+_COLD_DRAFTS = 8
+"""The first windows whose drafter was asked, which do not count at all: what runs for the first times takes two or
+three times as long, and a pause would follow that hides for long how well drafts do."""
 _STALE, _LOOK = 96, 8
 """After so many windows with drafts some are made without, to see what those cost by now: else what seemed too
 dear once would be believed for ever."""
@@ -52,6 +55,7 @@ class DraftLength:
         self._unlooked = 0  # windows with drafts since one without was timed
         self._settling = _COLD
         self._undrafted = 0  # windows without drafts since the last one with drafts
+        self._cold_drafts = _COLD_DRAFTS  # still to come
         self._asked = 0  # windows whose drafter was asked
         self._asked_ids = self._asked_s = 0.0  # what they gave and took, the latest counting most
         self.paused = 0
@@ -90,6 +94,9 @@ class DraftLength:
         Returns:
             whether a pause begins.
         """
+        if (asked or drafts > 0) and self._cold_drafts > 0:
+            self._cold_drafts -= 1
+            return False
         if asked or drafts > 0:
             self._asked += 1
             self._asked_ids = _FORGET * self._asked_ids + came_true + 1
@@ -144,6 +151,7 @@ class DraftLength:
         again = self._since_pause < _PAYING
         self._pause = min(2 * self._pause, _LONGEST_PAUSE) if again else _FIRST_PAUSE
         self.paused, self._since_pause = self._pause, 0
+        self._cold_drafts = 1  # that window's drafter reads what it has missed first
         # The text may be another one by then: what was seen counts as much as one draft.
         self._came_true = [t / n for t, n in zip(self._came_true, self._offered)]
         self._offered = [1.0] * len(self._offered)

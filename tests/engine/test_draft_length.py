@@ -35,10 +35,12 @@ def cheap(drafts):
 
 
 def learned(most):
-    """One that knows what windows without drafts cost."""
+    """One that knows what windows without drafts cost, and has a warm drafter."""
     length = DraftLength(most)
     for _ in range(16):
         length.seen(0, 0, 1.0)
+    for _ in range(8):
+        length.seen(0, 0, 1.0, asked=True)
     return length
 
 
@@ -51,6 +53,20 @@ def test_the_first_windows_tell_what_one_without_drafts_costs():
 
     assert begun[:11] == [0] * 11
     assert begun[-1] > 0
+
+
+def test_the_first_windows_with_drafts_do_not_count():
+    """What runs for the first times is slow, and says nothing of how well drafts do."""
+    length = DraftLength(3)
+    for _ in range(16):
+        length.seen(0, 0, 1.0)
+    for _ in range(8):
+        drafts, _ = length.choose(3)
+        assert drafts > 0
+        assert not length.seen(drafts, 0, 5.0, asked=True)
+
+    assert length.paused == 0
+    assert length.choose(3)[0] > 0
 
 
 def test_windows_without_drafts_do_not_seem_dear_because_a_device_falls_behind_first():
@@ -138,7 +154,7 @@ def test_windows_without_drafts_that_were_believed_dear_are_looked_at_again(dear
     for window in range(600):
         drafts, _ = length.choose(1)
         drafted += drafts
-        slow = window < 30
+        slow = window < 38
         length.seen(drafts, 0, 1.5 if drafts else dear if slow else 1.0)
     assert 90 < drafted < most
 

@@ -113,7 +113,7 @@ def test_a_request_begins_with_nothing_counted():
 
 def test_pauses_are_told_and_counted():
     made = drafting(FakeDrafter([1, 1, 1]), length=True)
-    for _ in range(30):
+    for _ in range(38):
         drafts = made.next(3)
         made.seen(len(drafts), 0, 1 + 0.5 * len(drafts))
 
