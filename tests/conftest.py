@@ -2,7 +2,6 @@
 
 import pytest
 
-
 LONGEST = (
     "test_device_experts.py",
     "test_runner_ring.py",
