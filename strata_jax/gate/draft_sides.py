@@ -25,7 +25,7 @@ def draft_sides(flags: dict[str, str]) -> tuple[Side, ...]:
     common = flags | {"window_rows": "8"}
     return (
         Side(name="none", flags=common | {"spec": "1"}, claims=(LiveRows(1),)),
-        *(_scripted(common, rows, percent) for rows, percent in _SCRIPTED),
+        *(scripted(common, rows, percent) for rows, percent in _SCRIPTED),
         # Whether a text repeats itself is the model's affair, so nothing is claimed of these.
         Side(
             name="looked up",
@@ -40,11 +40,11 @@ def ids_sides(flags: dict[str, str]) -> tuple[Side, ...]:
     common = flags | {"window_rows": "8"}
     return (
         Side(name="none", flags=common | {"spec": "1"}, claims=(LiveRows(1),)),
-        *(_scripted(common, rows, percent) for rows, percent in _WITHOUT_LOGITS),
+        *(scripted(common, rows, percent) for rows, percent in _WITHOUT_LOGITS),
     )
 
 
-def _scripted(common: dict[str, str], rows: int, percent: int) -> Side:
+def scripted(common: dict[str, str], rows: int, percent: int) -> Side:
     """With `percent` right, of rows - 1 drafts."""
     claims = {0: (_NONE_ACCEPTED, _REJECTED), 100: (_ACCEPTED, _NONE_REJECTED)}
     return Side(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from strata_jax.config import LOOPBACK, TILE_ROWS
 from strata_jax.errors import UsageError
 from strata_jax.gate.comparison import AnyClaim, Claim, Comparison, LiveRows, Mode, Side
-from strata_jax.gate.draft_sides import VARIED, draft_sides, ids_sides
+from strata_jax.gate.draft_sides import VARIED, draft_sides, ids_sides, scripted
 from strata_jax.gate.facts import ModelFacts
 
 _MISSES = ("entries_stream", "entries_host", "entries_file")
@@ -104,6 +104,31 @@ def _single_vs_peer(facts: ModelFacts) -> tuple[Comparison, ...]:
             ),
             needs_ranking=True,
         ),
+        _peer_drafts(facts),
+    )
+
+
+def _peer_drafts(facts: ModelFacts) -> Comparison:
+    """Adapting with drafts: what the model's own layer proposes, and beside a peer what a script does."""
+    drafts = {"window_rows": "8", "spec": "4"}
+    one = Side(
+        name="one card", flags=_hectic(facts) | drafts, claims=(PRIMARY, MISSES, LiveRows(4))
+    )
+    two = [scripted(_hectic_two_cards(facts) | drafts, 4, percent) for percent in (50, 100)]
+    return Comparison(
+        name="single-vs-peer, drafts",
+        contract="W",
+        varied=_CARDS | {"draft_script"},
+        sides=(
+            one,
+            *(
+                dataclasses.replace(
+                    side, name=f"two cards, {side.name}", claims=(PRIMARY, PEER, *side.claims)
+                )
+                for side in two
+            ),
+        ),
+        needs_ranking=True,
     )
 
 
@@ -367,7 +392,7 @@ def _peer_attention(facts: ModelFacts) -> tuple[Comparison, ...]:
 
 PRESETS: Mapping[str, Preset] = {
     "single-vs-peer": Preset(
-        summary="N experts on one card, and the same N split over two; static and adapting",
+        summary="N experts on one card, and the same N split over two; static, adapting, with drafts",
         make=_single_vs_peer,
     ),
     "residency": Preset(

@@ -15,9 +15,10 @@ def _flags(name: str, index: int = 0) -> list[dict[str, str]]:
 def test_all_stands_for_every_preset():
     names = [comparison.name for comparison in comparisons(ALL, FACTS)[0]]
 
-    assert names[:2] == ["single-vs-peer, static", "single-vs-peer, adapting"]
+    parts = ["static", "adapting", "drafts"]
+    assert names[:3] == [f"single-vs-peer, {part}" for part in parts]
     assert names[-1] == "drafts, ids alone"
-    assert names[2:-1] == [name for name in PRESETS if name != "single-vs-peer"]
+    assert names[3:-1] == [name for name in PRESETS if name != "single-vs-peer"]
 
 
 @pytest.mark.parametrize("name", PRESETS)
