@@ -57,9 +57,13 @@ class Drafters:
 
     @property
     def follow(self) -> bool:
-        """Whether the draft layer works on a device by itself: alone, for the host has to look things up."""
-        on_device = self._options.platform != "cpu"
-        return on_device and self.needs is not None and not self._options.suffix_draft
+        """Whether the draft layer works on a device by itself, and is never asked by the host.
+
+        The host asks where it waits for every window: for logits, or to look things up in the text.
+        """
+        options = self._options
+        host_asks = options.platform == "cpu" or options.all_logits or options.suffix_draft > 0
+        return self.needs is not None and not host_asks
 
     def open(self, pack: Pack, runner: Runner, report: Callable[[str], None]) -> None:
         """Loads and compiles.

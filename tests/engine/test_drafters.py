@@ -3,6 +3,7 @@ import pathlib
 import pytest
 
 from strata_jax.config import DraftSettings
+from strata_jax.engine.drafters import Drafters
 from strata_jax.engine.engine import Engine, EngineOptions
 from strata_jax.engine.request import SamplingSettings
 from strata_jax.errors import BadFileError
@@ -102,6 +103,17 @@ def test_there_are_none_where_windows_have_no_room_or_nobody_wants_any(pack, opt
 
     assert not any("draft layer" in note for note in engine.notes)
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "follows"),
+    [({}, True), ({"all_logits": True}, False), ({"suffix_draft": 1}, False), ({"spec": 1}, False)],
+)
+def test_the_layer_works_by_itself_where_the_host_waits_for_no_window(pack, options, follows):
+    """It is compiled for one way or the other: asked on the wrong one it has nothing to run."""
+    chosen = EngineOptions(mtp=DraftSettings(), platform="cuda", **options)
+
+    assert Drafters.plan(pack, chosen, 128).follow is follows
 
 
 def test_settings_of_a_layer_that_is_not_there_are_named(tiny_pack):
