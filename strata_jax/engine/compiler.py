@@ -51,17 +51,11 @@ class Compiler:
 
     def empty(self):
         """The program that makes an empty state."""
-        return jax.jit(self._empty_state, out_shardings=self.placing.sharding).lower().compile()
+        return self._made(self._empty_state)
 
     def cleared(self):
         """The program that makes a state empty where it is."""
-        cleared = jax.jit(
-            lambda _: self._empty_state(),
-            donate_argnums=0,
-            keep_unused=True,
-            out_shardings=self.placing.sharding,
-        )
-        return cleared.lower(self._state_shapes()).compile()
+        return self._made_again(self._empty_state)
 
     def tile(self, program, rows: int):
         """A tile of so many rows: (params, state, operand) to results.
@@ -106,9 +100,7 @@ class Compiler:
             found = Results(first=logits[:1], logits=logits, residual=written)
             return best, best, found, state
 
-        results = jax.tree.map(
-            lambda leaf: self._place(leaf.shape, leaf.dtype), jax.eval_shape(self._no_results)
-        )
+        results = self._shapes(self._no_results)
         is_gpu = self.placing.backend.name == "cuda"
         donated = (1, 2) if is_gpu and (options.ring or not options.residual) else 1
         shardings = (self.placing.result_sharding, None, None, None)
@@ -119,7 +111,23 @@ class Compiler:
 
     def no_results(self):
         """The program that makes `Results` of no window."""
-        return jax.jit(self._no_results, out_shardings=self.placing.sharding).lower().compile()
+        return self._made(self._no_results)
+
+    def cleared_results(self):
+        """The program that makes them where others are."""
+        return self._made_again(self._no_results)
+
+    def _made(self, make: Callable[[], Any]):
+        return jax.jit(make, out_shardings=self.placing.sharding).lower().compile()
+
+    def _made_again(self, make: Callable[[], Any]):
+        program = jax.jit(
+            lambda _: make(),
+            donate_argnums=0,
+            keep_unused=True,
+            out_shardings=self.placing.sharding,
+        )
+        return program.lower(self._shapes(make)).compile()
 
     def _no_results(self) -> Results:
         options, config = self.options, self.config
@@ -164,5 +172,7 @@ class Compiler:
         return empty_state(self.config, self.cells, options.kv, options.most_drafts)
 
     def _state_shapes(self):
-        shapes = jax.eval_shape(self._empty_state)
-        return jax.tree.map(lambda leaf: self._place(leaf.shape, leaf.dtype), shapes)
+        return self._shapes(self._empty_state)
+
+    def _shapes(self, make: Callable[[], Any]):
+        return jax.tree.map(lambda leaf: self._place(leaf.shape, leaf.dtype), jax.eval_shape(make))

@@ -110,7 +110,8 @@ class Runner:
         )
         self._empty, self._cleared = compiler.empty(), compiler.cleared()
         window = functools.partial(window_program, self.ops, self.config)
-        self._window, self._no_results = compiler.window(window), compiler.no_results()
+        self._window = compiler.window(window)
+        self._no_results, self._cleared_results = compiler.no_results(), compiler.cleared_results()
         self._tiles = self._compile_tiles(compiler)
         """Programs for prompts by width, ascending."""
         self._best_ids = compiler.draws()
@@ -162,12 +163,14 @@ class Runner:
         for tier in self._answering():
             tier.recover()
         self.tiers.experts.before_prompt()
-        # In place: a captured graph knows its addresses, and two caches at once may not fit.
+        # In place: a captured graph knows its addresses, and two caches at once may not fit. Behind a
+        # failed step there is no state, and results may be errors, as the best id may be in any case.
         state, self._state = self._state, None
+        results, self._results = self._results, None
+        is_first = state is None or results is None
         self._state = self._empty() if state is None else self._cleared(state)
-        # The old ones may be errors.
+        self._results = self._no_results() if is_first else self._cleared_results(results)
         self._best = jax.device_put(np.int32(0), self.placing.sharding)
-        self._results = self._no_results()
         self.residual = self._newest.residual
         self.position = self._certain_end = self._drafted = self._kept = 0
         self.left = None

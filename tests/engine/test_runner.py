@@ -189,10 +189,14 @@ def test_finds_the_ids_that_the_logits_say(runner, ids):
 
 
 def test_an_empty_state_lies_where_the_old_one_lay(runner, ids):
-    """A captured graph knows addresses: a state elsewhere would be recorded anew for every request."""
+    """A captured graph knows addresses: a state elsewhere would be recorded anew for every request.
+
+    Likewise results, which a GPU's windows write where those of the window before lay.
+    """
 
     def addresses() -> list[int]:
-        return [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(runner._state)]
+        leaves = jax.tree.leaves((runner._state, runner._results))
+        return [leaf.unsafe_buffer_pointer() for leaf in leaves if leaf.size]
 
     runner.reset()
     runner.read_window(np.asarray(ids[:4]))

@@ -304,13 +304,21 @@ def test_runs_no_handler_after_the_warm_up(pack, peer: dict):
     """A replayed graph asks nobody, and follows new ids and new routing all the same."""
     backend = Backend("cuda")
     runner = make_runner(pack, backend, expert_cache=78, **peer)
-    expected = read(runner, 4)
+
+    def found() -> list[int]:
+        runner.reset()
+        runner.read_window(IDS[:8])
+        return list(runner.best_ids(int(IDS[8]), 24))
+
+    expected, ids = read(runner, 4), found()
+    assert (found(), read(runner, 4)[0, 0]) == (ids, expected[0, 0])
     before = backend.library.handler_calls()
-    got = read(runner, 4)
+    got, again = read(runner, 4), found()
     after = backend.library.handler_calls()
     runner.close()
 
     np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+    assert again == ids
     assert after == before
 
 
