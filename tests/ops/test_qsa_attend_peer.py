@@ -66,13 +66,15 @@ def test_takes_the_last_rows_and_changes_no_bit(config, kv: KvType, device, live
     def both(slot: int) -> np.ndarray:
         ops = native_ops(slot, backend=backend)
 
+        # All are arguments: what a program holds as a constant no other device reaches.
         @jax.jit
-        def run(live):
-            blocks = ops.qsa_select(*select.operands[:2], pos, live, **select.attributes)
+        def run(live, pos, select_operands, q, proj, keys, values, scales):
+            blocks = ops.qsa_select(*select_operands, pos, live, **select.attributes)
             cells = (keys, values, blocks, scales, pos, live)
             return ops.qsa_attend(q, proj, *cells, **attend.attributes)
 
-        return np.array(run(np.int32(live)))
+        given = (select.operands[:2], q, proj, keys, values, scales)
+        return np.array(run(np.int32(live), pos, *given))
 
     with peer_store(backend, device, sizes) as slot:
         assert_same_bits((both(slot),), (both(-1),))
