@@ -178,7 +178,7 @@ def _jobs(values: flags.FlagValues, command: Sequence[str], output: Output) -> l
 
 def _shared(values: flags.FlagValues) -> dict[str, str]:
     """The flags given for every side, as they are written on a command line."""
-    from strata_jax.gate.presets import PEER_DEVICE
+    from strata_jax.gate.tier_flags import PEER_DEVICE
 
     shared = flags.FlagValues()
     _define_shared(shared)

@@ -8,8 +8,8 @@ from typing import Any
 from strata_jax.gate.comparison import Comparison, Side
 from strata_jax.gate.facts import ModelFacts
 from strata_jax.gate.judge import Job
-from strata_jax.gate.presets import HOST
 from strata_jax.gate.prompts import Prompt
+from strata_jax.gate.tier_flags import HOST
 
 HASH = "0123456789abcdef"
 FACTS = ModelFacts(

@@ -4,7 +4,7 @@ import pytest
 
 from strata_jax.gate.comparison import LiveRows, Mode
 from strata_jax.gate.outcome import EXIT_CODES, Seen, Verdict, worst
-from strata_jax.gate.presets import FROZEN, MISSES
+from strata_jax.gate.tier_flags import FROZEN, MISSES
 
 
 def test_a_failure_is_worse_than_a_difference_and_that_than_no_exercise():
