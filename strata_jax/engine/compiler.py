@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,10 +11,18 @@ import jax.numpy as jnp
 from strata_jax.config import ModelConfig
 from strata_jax.engine.device_sampling import compile_draws
 from strata_jax.engine.loader import Placing, primary_sharding
-from strata_jax.engine.programs import Numbers, Results, best_id, placed
+from strata_jax.engine.programs import (
+    Numbers,
+    Results,
+    best_id,
+    placed,
+    tile_program,
+    window_program,
+)
 from strata_jax.engine.runner_options import RunnerOptions
 from strata_jax.model.state import DecodeState, empty_state
 from strata_jax.ops.native import Backend
+from strata_jax.ops.sets import OpSet
 from strata_jax.weights.draft_needs import RING_WINDOWS
 
 
@@ -33,6 +41,20 @@ def place_programs(backend: Backend) -> Placing:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Programs:
+    """What a runner runs, compiled; see the methods of `Compiler`."""
+
+    empty: Any
+    cleared: Any
+    window: Any
+    no_results: Any
+    cleared_results: Any
+    tiles: dict[int, Any]
+    """For prompts, by width, ascending."""
+    best_ids: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiler:
     """What the programs of one runner have in common."""
 
@@ -48,6 +70,30 @@ class Compiler:
     """Ids that may be drawn, from 0 on."""
     report: Callable[[str], None]
     """Gets a line for each program."""
+
+    def compile(self, ops: OpSet, tile_ops: OpSet, widths: Sequence[int]) -> Programs:
+        """Compiles everything.
+
+        A tile's program comes with those of twice, four times as many rows, up to a chunk. Many rows are one
+        program, not many runs of the tile's: every op keeps to the rule that a row's bits depend
+        neither on the others nor on its place (contract C), so a chunk is a larger tile, and an expert
+        is fetched, decoded and used once for all its rows.
+
+        Args:
+            ops: of windows.
+            tile_ops: of tiles.
+            widths: of a tile and its multiples.
+        """
+        tile = functools.partial(tile_program, tile_ops, self.config, self.options.all_logits)
+        return Programs(
+            empty=self.empty(),
+            cleared=self.cleared(),
+            window=self.window(functools.partial(window_program, ops, self.config)),
+            no_results=self.no_results(),
+            cleared_results=self.cleared_results(),
+            tiles={width: self.tile(tile, width) for width in widths},
+            best_ids=self.draws(),
+        )
 
     def empty(self):
         """The program that makes an empty state."""

@@ -35,6 +35,14 @@ class Numbers(NamedTuple):
     """Of row 0 in the ring of residuals, if there is one."""
 
 
+def packed_operand(width: int, ids: np.ndarray, numbers: Numbers) -> np.ndarray:
+    """The operand of a program for `width` rows, int32 [width + 7]."""
+    packed = np.zeros(width + len(numbers), np.int32)
+    packed[: len(ids)] = ids
+    packed[width:] = numbers
+    return packed
+
+
 @pytree
 class Results:
     """What a window leaves beside the state; the next one writes its own where these lie."""

@@ -1,7 +1,6 @@
 """The model on the primary device: owns parameters, state and store, and puts steps into the queue."""
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,8 +14,9 @@ from strata_jax.engine.compiler import Compiler, place_programs
 from strata_jax.engine.device_sampling import DeviceSampling
 from strata_jax.engine.loader import load_params, num_tokens
 from strata_jax.engine.parts import open_table, open_tiers
+from strata_jax.engine.places import small_places
 from strata_jax.engine.prefill_timing import CAPACITY
-from strata_jax.engine.programs import Numbers, Results, tile_program, window_program
+from strata_jax.engine.programs import Numbers, Results, packed_operand
 from strata_jax.engine.queued import Queued, Window
 from strata_jax.engine.runner_options import RunnerOptions
 from strata_jax.errors import StrataError
@@ -108,31 +108,16 @@ class Runner:
             drawable=self.drawable,
             report=report,
         )
-        self._empty, self._cleared = compiler.empty(), compiler.cleared()
-        window = functools.partial(window_program, self.ops, self.config)
-        self._window = compiler.window(window)
-        self._no_results, self._cleared_results = compiler.no_results(), compiler.cleared_results()
-        self._tiles = self._compile_tiles(compiler)
-        """Programs for prompts by width, ascending."""
-        self._best_ids = compiler.draws()
-        if self.tiers.plan.streams:
-            self._warm_up()
-        self.compile_s = time.perf_counter() - start
-
-    def _compile_tiles(self, compiler: Compiler) -> dict[int, Any]:
-        """A tile's program, and those of twice, four times as many rows, up to a chunk.
-
-        Many rows are one program, not many runs of the tile's: every op keeps to the rule that a row's
-        bits depend neither on the others nor on its place (contract C), so a chunk is a larger tile, and
-        an expert is fetched, decoded and used once for all its rows.
-        """
         ops, experts = self.ops, self.tiers.experts
         if self.options.prefill_timing and isinstance(experts, DeviceExperts):
             experts.open_timeline(CAPACITY)
             ops = timed_ops(ops, experts.store, self.options.backend)
-        tile = functools.partial(tile_program, ops, self.config, self.options.all_logits)
-        widths = self.tiers.plan.steps.tile_widths
-        return {width: compiler.tile(tile, width) for width in widths}
+        self._programs = compiler.compile(self.ops, ops, self.tiers.plan.steps.tile_widths)
+        is_gpu = self.options.backend.name == "cuda"
+        self._between = small_places(self.placing.sharding) if is_gpu else []
+        if self.tiers.plan.streams:
+            self._warm_up()
+        self.compile_s = time.perf_counter() - start
 
     def _warm_up(self) -> None:
         """Runs every program without a live row, twice: the second time as a graph.
@@ -141,12 +126,12 @@ class Runner:
         its first launch, or making a graph.
         """
         self.reset()
-        for width in (self.options.window_rows, *self._tiles):
-            if width in self._tiles:
+        for width in (self.options.window_rows, *self._programs.tiles):
+            if width in self._programs.tiles:
                 self.tiers.experts.borrow_slots()
             for _ in range(2):
-                nothing = np.zeros(width + len(Numbers._fields), np.int32)
-                self._wait(self._dispatch(self._tiles.get(width), nothing))
+                nothing = packed_operand(width, np.zeros(0, np.int32), Numbers(0, 0, 0))
+                self._wait(self._dispatch(self._programs.tiles.get(width), nothing))
 
     def _answering(self) -> list[Any]:
         """The tiers whose threads steps wait for."""
@@ -168,8 +153,10 @@ class Runner:
         state, self._state = self._state, None
         results, self._results = self._results, None
         is_first = state is None or results is None
-        self._state = self._empty() if state is None else self._cleared(state)
-        self._results = self._no_results() if is_first else self._cleared_results(results)
+        self._state = self._programs.empty() if state is None else self._programs.cleared(state)
+        self._results = (
+            self._programs.no_results() if is_first else self._programs.cleared_results(results)
+        )
         self._best = jax.device_put(np.int32(0), self.placing.sharding)
         self.residual = self._newest.residual
         self.position = self._certain_end = self._drafted = self._kept = 0
@@ -182,9 +169,8 @@ class Runner:
         """
         left, self.left = self.left, None
         if left is not None and np.array_equal(left, ids[: len(left)]):
-            with contextlib.suppress(
-                StrataError, ValueError, RuntimeError
-            ):  # told of the stopped one
+            # What fails was told of the stopped one.
+            with contextlib.suppress(StrataError, ValueError, RuntimeError):
                 if self._queued is not None:
                     self._wait(self._queued)
                 self._check()
@@ -204,8 +190,8 @@ class Runner:
         """
         assert self.position % GRAIN == 0, self.position
         self._settle()
-        width = next(width for width in self._tiles if width >= len(ids))
-        program = self._tiles[width]
+        width = next(width for width in self._programs.tiles if width >= len(ids))
+        program = self._programs.tiles[width]
         self.tiers.experts.before_tile(len(ids))
         if self.options.backend.is_device and not want_logits:
             packed = self._operand(width, ids, 0)
@@ -247,8 +233,8 @@ class Runner:
         self._start(None, packed)
         logits = self._newest.logits
         if sampling is None:
-            assert self._best_ids is not None, "the runner was made without drafts"
-            found = self._best_ids(logits)
+            assert self._programs.best_ids is not None, "the runner was made without drafts"
+            found = self._programs.best_ids(logits)
         else:
             found, _ = sampling.draw_rows(logits, packed, position + 1)
         try:
@@ -402,9 +388,7 @@ class Runner:
         assert len(ids) <= width
         assert 0 <= len(ids) - certain <= self.options.most_drafts
         assert self.position + len(ids) <= self.options.max_context
-        packed = np.zeros(width + len(Numbers._fields), np.int32)
-        packed[: len(ids)] = ids
-        packed[width:] = Numbers(
+        numbers = Numbers(
             pos=self.position,
             live=len(ids),
             head_rows=head_rows,
@@ -413,7 +397,7 @@ class Runner:
             certain=certain,
             place=place,
         )
-        return packed
+        return packed_operand(width, ids, numbers)
 
     @property
     def _newest(self) -> Results:
@@ -450,7 +434,7 @@ class Runner:
         state, self._state = self._state, None  # donated: a failed step leaves no state behind
         if program is None:
             results, self._results = self._newest, None
-            best, self._best, self._results, self._state = self._window(
+            best, self._best, self._results, self._state = self._programs.window(
                 self._params, state, results, self._best, packed
             )
             self.residual = self._newest.residual

@@ -147,7 +147,7 @@ def test_the_state_stays_at_its_addresses(programs, ids):
 @pytest.mark.parametrize("is_tile", [False, True])
 def test_compiled_programs_copy_no_leaf_of_the_state(programs, is_tile: bool):
     programs.reset()
-    program = programs._tiles[programs.tile_rows] if is_tile else programs._window
+    program = programs._programs.tiles[programs.tile_rows] if is_tile else programs._programs.window
     leaves = jax.tree.leaves(programs._state)
     kinds = {"float32": "f32", "float16": "f16", "int8": "s8", "int32": "s32"}
     shapes = {f"{kinds[leaf.dtype.name]}[{','.join(map(str, leaf.shape))}]" for leaf in leaves}

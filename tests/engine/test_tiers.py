@@ -168,7 +168,9 @@ def test_the_compiled_programs_are_the_same_at_every_residency(tiny_pack):
     ):
         options = RunnerOptions(max_context=256, tiers=tiers)
         runner = Runner(tiny_pack, tiny_pack.config, options, lambda _: None)
-        programs.append((runner._window.as_text(), runner._tiles[runner.tile_rows].as_text()))
+        programs.append(
+            (runner._programs.window.as_text(), runner._programs.tiles[runner.tile_rows].as_text())
+        )
         runner.close()
 
     assert programs[0][0].count(" custom-call(") >= 4 * tiny_pack.config.num_layers

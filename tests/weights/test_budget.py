@@ -141,7 +141,7 @@ def test_workspaces_cover_what_xla_asks_for(config, all_logits: bool):
     options = runner.RunnerOptions(max_context=context, window_rows=8, all_logits=all_logits)
     with open_pack(MODEL) as pack:
         running = runner.Runner(pack, config, options, lambda _: None)
-        programs = [running._window, *running._tiles.values()]
+        programs = [running._programs.window, *running._programs.tiles.values()]
         asked = 0
         for program in programs:
             memory = program.memory_analysis()
