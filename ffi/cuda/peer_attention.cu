@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
 
 #include "cuda/current_device.h"
 #include "cuda/peer_attention.h"
@@ -44,10 +43,6 @@ struct Layout {
   }
 };
 
-std::string Failed(const char* what, cudaError_t error) {
-  return std::string("peer_attention: ") + what + ": " + cudaGetErrorString(error);
-}
-
 }  // namespace
 
 int64_t PeerAttentionSizes::RowsOf(int64_t num_rows) const {
@@ -59,41 +54,7 @@ int64_t PeerAttentionSizes::RowsOf(int64_t num_rows) const {
 int64_t PeerAttentionBytes(const PeerAttentionSizes& sizes) { return Layout(sizes).bytes; }
 
 PeerAttention::PeerAttention(int device, const PeerAttentionSizes& sizes)
-    : device_(device), sizes_(sizes) {
-  const std::string error = Allocate();
-  if (error.empty()) return;
-  Release();
-  throw std::runtime_error(error);
-}
-
-PeerAttention::~PeerAttention() { Release(); }
-
-std::string PeerAttention::Allocate() {
-  cudaError_t error = cudaEventCreateWithFlags(&fork_, cudaEventDisableTiming);
-  if (error != cudaSuccess) return Failed("an event", error);
-  const CurrentDevice current(device_);
-  if (!current.problem().empty()) return "peer_attention: " + current.problem();
-  error = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
-  if (error == cudaSuccess) error = cudaEventCreateWithFlags(&join_, cudaEventDisableTiming);
-  if (error != cudaSuccess) return Failed("a stream", error);
-  const int64_t bytes = Layout(sizes_).bytes;
-  error = cudaMalloc(&memory_, bytes);
-  const std::string what = "memory of " + std::to_string(bytes >> 20) + " MiB";
-  return error == cudaSuccess ? "" : Failed(what.c_str(), error);
-}
-
-void PeerAttention::Release() {
-  {
-    const CurrentDevice current(device_);
-    if (current.problem().empty()) {
-      cudaDeviceSynchronize();  // a step may still be in flight
-      if (join_ != nullptr) cudaEventDestroy(join_);
-      if (stream_ != nullptr) cudaStreamDestroy(stream_);
-      cudaFree(memory_);
-    }
-  }
-  if (fork_ != nullptr) cudaEventDestroy(fork_);
-}
+    : sizes_(sizes), branch_("peer_attention", device, PeerAttentionBytes(sizes)) {}
 
 bool PeerAttention::Takes(const QsaSelectArgs& a) const {
   return a.num_rows <= sizes_.max_rows && sizes_.RowsOf(a.num_rows) > 0 &&
@@ -112,100 +73,84 @@ bool PeerAttention::Takes(const QsaAttendArgs& a) const {
              sizes_.cell_bytes;
 }
 
-std::string PeerAttention::Mark(PeerPhase phase) const {
-  return strata::Mark(timeline_, static_cast<int64_t>(phase), stream_);
-}
-
-std::string PeerAttention::Fork(cudaStream_t stream) {
-  cudaError_t error = cudaEventRecord(fork_, stream);
-  if (error == cudaSuccess) error = cudaStreamWaitEvent(stream_, fork_, 0);
-  return error == cudaSuccess ? "" : Failed("the fork", error);
-}
-
-std::string PeerAttention::Join(cudaStream_t stream) {
-  const cudaError_t error = cudaStreamWaitEvent(stream, join_, 0);
-  return error == cudaSuccess ? "" : Failed("the join", error);
-}
-
 std::string PeerAttention::Select(QsaSelectArgs args, cudaStream_t stream) {
   const int64_t first = args.num_rows - sizes_.RowsOf(args.num_rows);
-  std::string error = Fork(stream);
+  std::string error = branch_.Fork(stream);
   if (error.empty()) error = SelectOnPeer(args, first);
   if (!error.empty()) return error;
   args.num_rows = static_cast<int>(first);
   args.rows_at_once = std::min(args.rows_at_once, args.num_rows);
   error = QsaSelect(args, stream);
-  return error.empty() ? Join(stream) : error;
+  return error.empty() ? branch_.Join(stream) : error;
 }
 
 std::string PeerAttention::Attend(QsaAttendArgs args, cudaStream_t stream) {
   const int64_t first = args.num_rows - sizes_.RowsOf(args.num_rows);
-  std::string error = Fork(stream);
+  std::string error = branch_.Fork(stream);
   if (error.empty()) error = AttendOnPeer(args, first);
   if (!error.empty()) return error;
   args.num_rows = static_cast<int>(first);
   args.rows_at_once = std::min(args.rows_at_once, args.num_rows);
   error = QsaAttend(args, stream);
-  return error.empty() ? Join(stream) : error;
+  return error.empty() ? branch_.Join(stream) : error;
 }
 
 std::string PeerAttention::SelectOnPeer(const QsaSelectArgs& args, int64_t first) {
-  const CurrentDevice current(device_);
+  const CurrentDevice current(branch_.device());
   const Layout at(sizes_);
+  unsigned char* const memory = branch_.memory();
   const int64_t row_bytes = sizes_.index_heads * sizes_.index_dim * 4;
   const PullNumbers numbers = {args.live,
                                args.pos,
                                args.num_rows,
                                first,
                                sizes_.num_cells,
-                               reinterpret_cast<int32_t*>(memory_ + at.live),
-                               reinterpret_cast<int32_t*>(memory_ + at.pos)};
+                               reinterpret_cast<int32_t*>(memory + at.live),
+                               reinterpret_cast<int32_t*>(memory + at.pos)};
   QsaSelectArgs own = args;
-  own.index_q = reinterpret_cast<float*>(memory_ + at.queries);
-  own.index_keys = reinterpret_cast<float*>(memory_ + at.index_keys);
+  own.index_q = reinterpret_cast<float*>(memory + at.queries);
+  own.index_keys = reinterpret_cast<float*>(memory + at.index_keys);
   own.pos = numbers.peers_pos;
   own.live = numbers.peers_live;
-  own.blocks = reinterpret_cast<int32_t*>(memory_ + at.blocks);
-  own.scores = reinterpret_cast<uint32_t*>(memory_ + at.scores);
+  own.blocks = reinterpret_cast<int32_t*>(memory + at.blocks);
+  own.scores = reinterpret_cast<uint32_t*>(memory + at.scores);
   own.num_rows = static_cast<int>(args.num_rows - first);
   own.rows_at_once = static_cast<int>(std::min<int64_t>(
       own.num_rows, at.score_bytes / (int64_t{args.num_groups} * kIndexGroup * 4)));
   const auto* queries = reinterpret_cast<const uint8_t*>(args.index_q) + first * row_bytes;
   const std::vector<PullPiece> pieces = {
-      {queries, memory_ + at.queries, row_bytes, 1, PullCount::kRows},
-      {args.index_keys, memory_ + at.index_keys, sizes_.index_dim * kIndexGroup * 4,
+      {queries, memory + at.queries, row_bytes, 1, PullCount::kRows},
+      {args.index_keys, memory + at.index_keys, sizes_.index_dim * kIndexGroup * 4,
        kIndexGroup * sizes_.ratio, PullCount::kCells}};
-  std::string error = Mark(PeerPhase::kAttentionIn);
-  if (error.empty()) error = Pull(pieces, numbers, stream_);
-  if (error.empty()) error = Mark(PeerPhase::kSelect);
-  if (error.empty()) error = QsaSelect(own, stream_);
-  if (error.empty()) error = Mark(PeerPhase::kIdle);
-  if (!error.empty()) return error;
-  const cudaError_t recorded = cudaEventRecord(join_, stream_);
-  return recorded == cudaSuccess ? "" : Failed("the join", recorded);
+  std::string error = branch_.Mark(PeerPhase::kAttentionIn);
+  if (error.empty()) error = Pull(pieces, numbers, branch_.stream());
+  if (error.empty()) error = branch_.Mark(PeerPhase::kSelect);
+  if (error.empty()) error = QsaSelect(own, branch_.stream());
+  return error.empty() ? branch_.End() : error;
 }
 
 std::string PeerAttention::AttendOnPeer(const QsaAttendArgs& args, int64_t first) {
-  const CurrentDevice current(device_);
+  const CurrentDevice current(branch_.device());
   const Layout at(sizes_);
+  unsigned char* const memory = branch_.memory();
   const PullNumbers numbers = {args.live,
                                args.pos,
                                args.num_rows,
                                first,
                                args.num_cells,
-                               reinterpret_cast<int32_t*>(memory_ + at.live),
-                               reinterpret_cast<int32_t*>(memory_ + at.pos)};
+                               reinterpret_cast<int32_t*>(memory + at.live),
+                               reinterpret_cast<int32_t*>(memory + at.pos)};
   QsaAttendArgs own = args;
   own.q = args.q + first * sizes_.num_heads * sizes_.head_dim;
   own.proj = args.proj + first * args.proj_stride;
   own.out = args.out + first * sizes_.num_heads * sizes_.head_dim;
-  own.cells.keys = memory_ + at.keys;
-  own.cells.values = memory_ + at.values;
-  own.cells.scales = reinterpret_cast<float*>(memory_ + at.scales);
-  own.blocks = reinterpret_cast<int32_t*>(memory_ + at.blocks);
+  own.cells.keys = memory + at.keys;
+  own.cells.values = memory + at.values;
+  own.cells.scales = reinterpret_cast<float*>(memory + at.scales);
+  own.blocks = reinterpret_cast<int32_t*>(memory + at.blocks);
   own.pos = numbers.peers_pos;
   own.live = numbers.peers_live;
-  own.workspace = reinterpret_cast<float*>(memory_ + at.workspace);
+  own.workspace = reinterpret_cast<float*>(memory + at.workspace);
   own.num_rows = static_cast<int>(args.num_rows - first);
   const int64_t row_floats = QsaAttendRowFloats(sizes_.num_heads, sizes_.head_dim, args.num_cells,
                                                 args.num_blocks, sizes_.ratio);
@@ -221,14 +166,11 @@ std::string PeerAttention::AttendOnPeer(const QsaAttendArgs& args, int64_t first
     pieces.push_back(cells(args.cells.scales, own.cells.scales,
                            sizes_.num_kv_heads * 2 * ScaleGroups(sizes_.head_dim) * 4));
   }
-  std::string error = Mark(PeerPhase::kAttentionIn);
-  if (error.empty()) error = Pull(pieces, numbers, stream_);
-  if (error.empty()) error = Mark(PeerPhase::kAttend);
-  if (error.empty()) error = QsaAttend(own, stream_);
-  if (error.empty()) error = Mark(PeerPhase::kIdle);
-  if (!error.empty()) return error;
-  const cudaError_t recorded = cudaEventRecord(join_, stream_);
-  return recorded == cudaSuccess ? "" : Failed("the join", recorded);
+  std::string error = branch_.Mark(PeerPhase::kAttentionIn);
+  if (error.empty()) error = Pull(pieces, numbers, branch_.stream());
+  if (error.empty()) error = branch_.Mark(PeerPhase::kAttend);
+  if (error.empty()) error = QsaAttend(own, branch_.stream());
+  return error.empty() ? branch_.End() : error;
 }
 
 }  // namespace strata

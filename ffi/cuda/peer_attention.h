@@ -17,7 +17,7 @@
 #include "cuda/launch.h"
 #include "cuda/ops/qsa_attend.h"
 #include "cuda/ops/qsa_select.h"
-#include "cuda/timeline.h"
+#include "cuda/peer_branch.h"
 
 namespace strata {
 
@@ -48,9 +48,6 @@ class PeerAttention {
  public:
   // On `device`, which reaches the current one's memory, and is reached. Throws std::runtime_error.
   PeerAttention(int device, const PeerAttentionSizes& sizes);
-  ~PeerAttention();
-  PeerAttention(const PeerAttention&) = delete;
-  PeerAttention& operator=(const PeerAttention&) = delete;
 
   // Whether the peer takes rows of such a call.
   bool Takes(const QsaSelectArgs& args) const;
@@ -61,24 +58,14 @@ class PeerAttention {
   // Of the call whose blocks were selected last.
   std::string Attend(QsaAttendArgs args, cudaStream_t stream);
 
-  void SetTimeline(const TimelineAt& timeline) { timeline_ = timeline; }
+  void SetTimeline(const TimelineAt& timeline) { branch_.SetTimeline(timeline); }
 
  private:
-  std::string Allocate();
-  void Release();
-  std::string Fork(cudaStream_t stream);
-  std::string Join(cudaStream_t stream);
   std::string SelectOnPeer(const QsaSelectArgs& args, int64_t first);
   std::string AttendOnPeer(const QsaAttendArgs& args, int64_t first);
-  std::string Mark(PeerPhase phase) const;
 
-  int device_;
   PeerAttentionSizes sizes_;
-  cudaStream_t stream_ = nullptr;  // the peer's, as `join_`
-  cudaEvent_t fork_ = nullptr;     // the primary's
-  cudaEvent_t join_ = nullptr;
-  unsigned char* memory_ = nullptr;
-  TimelineAt timeline_;
+  PeerBranch branch_;
 };
 
 }  // namespace strata

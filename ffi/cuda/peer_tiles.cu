@@ -40,10 +40,6 @@ struct Layout {
   }
 };
 
-std::string Failed(const char* what, cudaError_t error) {
-  return std::string("peer_tiles: ") + what + ": " + cudaGetErrorString(error);
-}
-
 }  // namespace
 
 int64_t PeerShare::Of(int64_t count) const {
@@ -57,54 +53,24 @@ bool PeerShare::Next() {
 
 int64_t PeerTilesBytes(const PeerTileSizes& sizes) { return Layout(sizes).bytes; }
 
-PeerTiles::PeerTiles(int device, const PeerTileSizes& sizes) : device_(device), sizes_(sizes) {
-  const std::string error = Allocate();
-  if (error.empty()) return;
-  Release();
-  throw std::runtime_error(error);
-}
-
-PeerTiles::~PeerTiles() { Release(); }
-
-std::string PeerTiles::Allocate() {
-  cudaError_t error = cudaEventCreateWithFlags(&fork_, cudaEventDisableTiming);
-  if (error != cudaSuccess) return Failed("an event", error);
-  const CurrentDevice current(device_);
-  if (!current.problem().empty()) return "peer_tiles: " + current.problem();
-  error = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
-  if (error == cudaSuccess) error = cudaEventCreateWithFlags(&join_, cudaEventDisableTiming);
-  if (error != cudaSuccess) return Failed("a stream", error);
-  const Layout at(sizes_);
-  error = cudaMalloc(&memory_, at.bytes);
+PeerTiles::PeerTiles(int device, const PeerTileSizes& sizes)
+    : sizes_(sizes), branch_("peer_tiles", device, PeerTilesBytes(sizes)) {
+  const CurrentDevice current(device);
   // No row is live, no expert has an entry, before the first tile.
-  if (error == cudaSuccess) error = cudaMemset(memory_, 0, at.in);
+  cudaError_t error = cudaMemset(branch_.memory(), 0, Layout(sizes).in);
   if (error == cudaSuccess) error = cudaDeviceSynchronize();
-  const std::string what = "memory of " + std::to_string(at.bytes >> 20) + " MiB";
-  return error == cudaSuccess ? "" : Failed(what.c_str(), error);
+  if (error != cudaSuccess) throw std::runtime_error(branch_.Failed("the first write", error));
 }
 
-void PeerTiles::Release() {
-  ring_ = nullptr;
-  {
-    const CurrentDevice current(device_);
-    if (current.problem().empty()) {
-      cudaDeviceSynchronize();  // a step may still be in flight
-      if (join_ != nullptr) cudaEventDestroy(join_);
-      if (stream_ != nullptr) cudaStreamDestroy(stream_);
-      cudaFree(memory_);
-    }
-  }
-  cudaFree(taken_);
-  if (fork_ != nullptr) cudaEventDestroy(fork_);
-}
+PeerTiles::~PeerTiles() { cudaFree(taken_); }
 
 std::string PeerTiles::OpenRing(const RingSizes& sizes, double share) {
   if (ring_ != nullptr) return "peer_tiles: a ring is opened once";
   const int64_t bytes = sizes_.num_layers * sizes_.num_experts;
   cudaError_t error = cudaMalloc(&taken_, bytes);
   if (error == cudaSuccess) error = cudaMemset(taken_, 0, bytes);
-  if (error != cudaSuccess) return Failed("a table", error);
-  const CurrentDevice current(device_);
+  if (error != cudaSuccess) return branch_.Failed("a table", error);
+  const CurrentDevice current(branch_.device());
   try {
     ring_ = std::make_unique<ExpertRing>(sizes);
   } catch (const std::runtime_error& problem) {
@@ -120,26 +86,22 @@ std::string PeerTiles::SetTaken(std::vector<ExpertRing::Entry> list) {
     taken[entry.layer * sizes_.num_experts + entry.expert] = 1;
   }
   const cudaError_t error = cudaMemcpy(taken_, taken.data(), taken.size(), cudaMemcpyHostToDevice);
-  if (error != cudaSuccess) return Failed("a copy", error);
-  const CurrentDevice current(device_);
+  if (error != cudaSuccess) return branch_.Failed("a copy", error);
+  const CurrentDevice current(branch_.device());
   return ring_->SetList(std::move(list));
 }
 
 PeerTileCall PeerTiles::Own(const PeerTileCall& call) const {
   const Layout at(sizes_);
   PeerTileCall own = call;
-  own.groups.order = reinterpret_cast<int32_t*>(memory_ + at.order);
-  own.groups.counts = reinterpret_cast<int32_t*>(memory_ + at.counts);
-  own.groups.tiles = reinterpret_cast<ExpertTile*>(memory_ + at.tiles);
-  own.groups.first_tiles = reinterpret_cast<int32_t*>(memory_ + at.first_tiles);
-  own.words = reinterpret_cast<uint64_t*>(memory_ + at.words);
-  own.live = reinterpret_cast<int32_t*>(memory_ + at.live);
-  own.in = QuantizedRows::At(memory_ + at.in, call.num_rows, sizes_.width);
+  own.groups.order = reinterpret_cast<int32_t*>(branch_.memory() + at.order);
+  own.groups.counts = reinterpret_cast<int32_t*>(branch_.memory() + at.counts);
+  own.groups.tiles = reinterpret_cast<ExpertTile*>(branch_.memory() + at.tiles);
+  own.groups.first_tiles = reinterpret_cast<int32_t*>(branch_.memory() + at.first_tiles);
+  own.words = reinterpret_cast<uint64_t*>(branch_.memory() + at.words);
+  own.live = reinterpret_cast<int32_t*>(branch_.memory() + at.live);
+  own.in = QuantizedRows::At(branch_.memory() + at.in, call.num_rows, sizes_.width);
   return own;
-}
-
-std::string PeerTiles::Mark(PeerPhase phase) const {
-  return strata::Mark(timeline_, static_cast<int64_t>(phase), stream_);
 }
 
 std::string PeerTiles::Fork(const PeerTileCall& call, cudaStream_t stream) {
@@ -150,23 +112,14 @@ std::string PeerTiles::Fork(const PeerTileCall& call, cudaStream_t stream) {
            std::to_string(call.routed->gate.cols) + ", it has room for " +
            std::to_string(sizes_.max_rows) + " of " + std::to_string(sizes_.width);
   }
-  cudaError_t error = cudaEventRecord(fork_, stream);
-  if (error == cudaSuccess) error = cudaStreamWaitEvent(stream_, fork_, 0);
-  if (error != cudaSuccess) return Failed("the fork", error);
-  const CurrentDevice current(device_);
+  std::string error = branch_.Fork(stream);
+  if (!error.empty()) return error;
+  const CurrentDevice current(branch_.device());
   const PeerTileCall own = Own(call);
-  std::string problem = Mark(PeerPhase::kRowsIn);
-  if (problem.empty()) problem = Pull(call, own);
-  if (problem.empty()) problem = Compute(call, own);
-  if (problem.empty()) problem = Mark(PeerPhase::kIdle);
-  if (!problem.empty()) return problem;
-  error = cudaEventRecord(join_, stream_);
-  return error == cudaSuccess ? "" : Failed("the join", error);
-}
-
-std::string PeerTiles::Join(cudaStream_t stream) {
-  const cudaError_t error = cudaStreamWaitEvent(stream, join_, 0);
-  return error == cudaSuccess ? "" : Failed("the join", error);
+  error = branch_.Mark(PeerPhase::kRowsIn);
+  if (error.empty()) error = Pull(call, own);
+  if (error.empty()) error = Compute(call, own);
+  return error.empty() ? branch_.End() : error;
 }
 
 std::string PeerTiles::Pull(const PeerTileCall& call, const PeerTileCall& to) {
@@ -191,7 +144,7 @@ std::string PeerTiles::Pull(const PeerTileCall& call, const PeerTileCall& to) {
   numbers.live = call.live;
   numbers.num_rows = call.num_rows;
   numbers.peers_live = const_cast<int32_t*>(to.live);
-  return strata::Pull(pieces, numbers, stream_);
+  return strata::Pull(pieces, numbers, branch_.stream());
 }
 
 std::string PeerTiles::Compute(const PeerTileCall& call, const PeerTileCall& own) {
@@ -203,7 +156,7 @@ std::string PeerTiles::Compute(const PeerTileCall& call, const PeerTileCall& own
   gate.words = own.words;
   gate.counts = own.groups.counts;
   gate.live = own.live;
-  gate.addresses = reinterpret_cast<uint64_t*>(memory_ + at.addresses);
+  gate.addresses = reinterpret_cast<uint64_t*>(branch_.memory() + at.addresses);
   gate.num_rows = static_cast<int32_t>(call.num_rows);
   gate.num_experts = static_cast<int32_t>(call.num_experts);
   expert_tiles::TileParams up = {};
@@ -212,7 +165,7 @@ std::string PeerTiles::Compute(const PeerTileCall& call, const PeerTileCall& own
   up.num_rows = gate.num_rows;
   up.num_active = static_cast<int32_t>(call.num_active);
   up.in = own.in;
-  up.out = QuantizedRows::At(memory_ + at.hidden, entries, call.routed->gate.rows);
+  up.out = QuantizedRows::At(branch_.memory() + at.hidden, entries, call.routed->gate.rows);
   up.sums = call.sums;
   up.slice = static_cast<int32_t>(call.slice);
   expert_tiles::TileParams down = up;
@@ -220,20 +173,20 @@ std::string PeerTiles::Compute(const PeerTileCall& call, const PeerTileCall& own
   const int64_t groups = gate.ring.groups;
   const int64_t tiles =
       MostTiles(entries, std::min(call.num_experts, (call.num_experts + groups - 1) / groups));
-  std::string error = ring_ == nullptr ? "" : TellRouting(gate, stream_);
+  std::string error = ring_ == nullptr ? "" : TellRouting(gate, branch_.stream());
   for (int64_t group = 0; group < groups && error.empty(); ++group) {
     const auto range = expert_tiles::RangeOf(call.num_experts, groups, group);
     const auto params = [&](const expert_tiles::TileParams& p, bool is_down) {
       return RoutedParams(p, *call.routed, gate.addresses, range, groups == 1, is_down);
     };
-    error = Mark(PeerPhase::kWait);
-    if (error.empty()) error = AwaitGroup(gate, group, stream_);
-    if (error.empty()) error = Mark(PeerPhase::kGateUp);
-    if (error.empty()) error = LaunchGateUp(params(up, false), tiles, stream_);
-    if (error.empty()) error = Mark(PeerPhase::kDown);
-    if (error.empty()) error = LaunchDown(params(down, true), tiles, stream_);
+    error = branch_.Mark(PeerPhase::kWait);
+    if (error.empty()) error = AwaitGroup(gate, group, branch_.stream());
+    if (error.empty()) error = branch_.Mark(PeerPhase::kGateUp);
+    if (error.empty()) error = LaunchGateUp(params(up, false), tiles, branch_.stream());
+    if (error.empty()) error = branch_.Mark(PeerPhase::kDown);
+    if (error.empty()) error = LaunchDown(params(down, true), tiles, branch_.stream());
   }
-  if (error.empty() && ring_ != nullptr) error = LeaveRing(gate, stream_);
+  if (error.empty() && ring_ != nullptr) error = LeaveRing(gate, branch_.stream());
   return error;
 }
 
@@ -245,12 +198,12 @@ std::string PeerTiles::Warm(const ExpertShape& routed) {
   call.num_experts = sizes_.num_experts;
   call.slice = RoundUp(sizes_.width, 128);
   const PeerTileCall own = Own(call);
-  const CurrentDevice current(device_);
+  const CurrentDevice current(branch_.device());
   std::string error = Pull(own, own);  // of no row
   if (error.empty()) error = Compute(own, own);
   if (!error.empty()) return error;
-  const cudaError_t done = cudaStreamSynchronize(stream_);
-  return done == cudaSuccess ? "" : Failed("its kernels", done);
+  const cudaError_t done = cudaStreamSynchronize(branch_.stream());
+  return done == cudaSuccess ? "" : branch_.Failed("its kernels", done);
 }
 
 }  // namespace strata

@@ -25,8 +25,8 @@
 #include "cuda/expert_ring.h"
 #include "cuda/launch.h"
 #include "cuda/ops/expert_groups.h"
+#include "cuda/peer_branch.h"
 #include "cuda/tile_rows.h"
-#include "cuda/timeline.h"
 
 namespace strata {
 
@@ -98,32 +98,24 @@ class PeerTiles {
   // Enqueues what the peer does, behind `stream` of the primary.
   std::string Fork(const PeerTileCall& call, cudaStream_t stream);
   // Makes the stream wait for the rows of the last fork.
-  std::string Join(cudaStream_t stream);
+  std::string Join(cudaStream_t stream) { return branch_.Join(stream); }
   // Loads the kernels for such experts: that is no work for a stream that is captured.
   std::string Warm(const ExpertShape& routed);
 
   // Times what is compiled from now on.
-  void SetTimeline(const TimelineAt& timeline) { timeline_ = timeline; }
+  void SetTimeline(const TimelineAt& timeline) { branch_.SetTimeline(timeline); }
 
  private:
-  std::string Allocate();
-  void Release();
   std::string Pull(const PeerTileCall& call, const PeerTileCall& to);
   std::string Compute(const PeerTileCall& call, const PeerTileCall& own);
   // Where a call's operands lie on the peer.
   PeerTileCall Own(const PeerTileCall& call) const;
-  std::string Mark(PeerPhase phase) const;
 
-  int device_;
   PeerTileSizes sizes_;
+  PeerBranch branch_;
   double share_ = 0.0;
-  cudaStream_t stream_ = nullptr;  // the peer's, as `join_`
-  cudaEvent_t fork_ = nullptr;     // the primary's
-  cudaEvent_t join_ = nullptr;
-  unsigned char* memory_ = nullptr;
-  uint8_t* taken_ = nullptr;  // [layers, experts], the primary's
-  std::unique_ptr<ExpertRing> ring_;
-  TimelineAt timeline_;
+  uint8_t* taken_ = nullptr;          // [layers, experts], the primary's
+  std::unique_ptr<ExpertRing> ring_;  // the peer's; it ends before the branch does
 };
 
 }  // namespace strata
