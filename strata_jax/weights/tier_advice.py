@@ -32,17 +32,20 @@ class Advisor:
         max_context: int,
         context_bytes: Callable[[int], int],
         free: tuple[int | None, int | None] | None,
+        would_fit: Callable[[str, TierSettings], bool] | None = None,
     ) -> None:
         """Takes the settings, and how many bytes a context of so many tokens costs.
 
         `free` are the bytes of the primary and of the peer that no flag can raise; None where both
-        are emulated in RAM.
+        are emulated in RAM. `would_fit` plans again with other settings and says whether the memory of
+        that name would do then; None: nothing is advised that only such a plan can tell.
         """
         self.settings = settings
         self.max_context = max_context
         self.context_bytes = context_bytes
         self.emulated = free is None
         self.free = free or (None, None)
+        self.would_fit = would_fit
 
     def primary(self, request: PlacementRequest, parts: dict[str, int]) -> Need:
         """The primary device's."""
@@ -113,17 +116,54 @@ class Advisor:
         if need.fits:
             return need
         most = memory.total_bytes
-        excess = need.need_bytes - most
-        advice = self._shorter_in_ram(excess, request, placement) if self.emulated else []
-        if excess <= self._table_bytes(parts):
+        if self.emulated:
+            advice = self._less_ram(need.need_bytes - most, request, parts, placement)
+        else:
+            advice = self._less_for_gpu(need)
+        return dataclasses.replace(need, have_bytes=most, bound_by="all RAM", advice=tuple(advice))
+
+    def _less_ram(
+        self, excess: int, request: PlacementRequest, parts: dict[str, int], placement: Placement
+    ) -> list[str]:
+        """What of an emulated machine's RAM can be done without."""
+        table = parts["n-gram table"]
+        advice = self._shorter_in_ram(excess, request, placement)
+        if excess <= table:
             advice.append(_OTHER_TABLE)
         advice += self._smaller_arena(request, placement, excess)
-        if not advice:
-            arenas = placement.primary_bytes + placement.peer_bytes if self.emulated else 0
-            advice += self._together(
-                excess, {_OTHER_TABLE: self._table_bytes(parts), self._no_cache(): arenas}
-            )
-        return dataclasses.replace(need, have_bytes=most, bound_by="all RAM", advice=tuple(advice))
+        if advice:
+            return advice
+        arenas = placement.primary_bytes + placement.peer_bytes
+        return self._together(excess, {_OTHER_TABLE: table, self._no_cache(): arenas})
+
+    def _less_for_gpu(self, need: Need) -> list[str]:
+        """What a GPU's experts can do without in RAM: one of these, or else as many as it takes.
+
+        Less of one thing there leaves room for another (experts, second copies of lent slots, pieces
+        of the file), so what is enough is found by planning again.
+        """
+        cuts: list[dict[str, int | str]] = []
+        if need.parts["n-gram table"]:
+            cuts.append({"ple_io": "direct"})
+        if self.settings.adapts():
+            cuts.append({"adapt_swaps": 0})
+            if self.settings.peer_adapt_swaps > 0:
+                cuts[-1]["peer_adapt_swaps"] = 0
+        if self.settings.prefill_ring != 0:
+            cuts.append({"prefill_ring": 0})
+        if "vram_reserve_mib" in self.settings.given and self.settings.vram_reserve_mib:
+            cuts.append({"vram_reserve_mib": 0})
+        alone = [cut for cut in cuts if self._is_enough(need.name, cut)]
+        together = [
+            dict(pair for cut in cuts[:count] for pair in cut.items())
+            for count in range(2, len(cuts) + 1)
+        ]
+        found = alone or [cut for cut in together if self._is_enough(need.name, cut)][:1]
+        return [" with ".join(f"--{name}={value}" for name, value in cut.items()) for cut in found]
+
+    def _is_enough(self, name: str, cut: dict[str, int | str]) -> bool:
+        changed = dataclasses.replace(self.settings, **cut)  # type: ignore[arg-type]
+        return self.would_fit is not None and self.would_fit(name, changed)
 
     def locked(self, parts: dict[str, int]) -> Need:
         """What --host_ram_limit_gib bounds: everything page-locked or copied."""
@@ -138,13 +178,11 @@ class Advisor:
         if need.fits:
             return need
         advice = [f"--host_ram_limit_gib={_ceil_hundredths(need.need_bytes)}"]
-        if need.need_bytes - int(limit * GIB) <= self._table_bytes(parts):
+        if not self.emulated:
+            advice += self._less_for_gpu(need)
+        elif need.need_bytes - int(limit * GIB) <= parts["n-gram table"]:
             advice.append(_OTHER_TABLE)
         return dataclasses.replace(need, advice=tuple(advice))
-
-    def _table_bytes(self, parts: dict[str, int]) -> int:
-        """What `_OTHER_TABLE` saves: a GPU reads the table from locked memory whatever the flag."""
-        return parts["n-gram table"] if self.emulated else 0
 
     def _shorter(self, excess: int) -> list[str]:
         """The longest context with which `excess` bytes are no longer too much."""
@@ -203,7 +241,10 @@ class Advisor:
         if not self.emulated or excess > arena:
             return []
         if not on_peer:
-            return [self._fewer(request, arena - excess)]
+            fewer = self._fewer(request, arena - excess)
+            if self.settings.peer_device is not None and "peer_device" not in fewer:
+                fewer += " with --peer_device=-1"  # it would take what the primary gives up
+            return [fewer]
         count = int((_ends(placement, Tier.PEER) <= arena - excess).sum())
         return [f"--peer_slots={count}" if count else "--peer_device=-1"]
 

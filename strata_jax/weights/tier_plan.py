@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from strata_jax.config import LOOPBACK, KvType, NgramIo, TierSettings
+from strata_jax.errors import CapacityError, UsageError
 from strata_jax.weights.budget import (
     GIB,
     MIB,
@@ -79,6 +80,7 @@ def plan_tiers(
 
 
 _MEMORY_FLAG = {"primary": "device_memory_mib", "peer": "peer_memory_mib"}
+_RESERVE_FLAG = {"primary": "vram_reserve_mib", "peer": "peer_reserve_mib"}
 _SPARE_SHARE = 4
 """Spare room for swaps is at most this part of what a GPU has for experts."""
 
@@ -95,8 +97,14 @@ class _Planner:
         steps: StepSizes,
         profile: Profile | None,
         draft: DraftNeeds | None,
+        is_trial: bool = False,
     ) -> None:
         self.settings = settings
+        self.trial = None
+        if not is_trial:
+            self.trial = lambda changed: _Planner(
+                pack, plan, changed, machine, steps, profile, draft, is_trial=True
+            )
         self.machine = machine
         self.config = pack.config
         self.profile = profile
@@ -174,11 +182,14 @@ class _Planner:
         wanted = swap_spare_bytes(slot_bytes(self.expert_bytes[:, 0]).tolist())
         asked = getattr(self.settings, _MEMORY_FLAG[name])
         memory = free if asked is None else asked * MIB if free is None else min(free, asked * MIB)
-        if memory is None or wanted <= max(0, memory - fixed) // _SPARE_SHARE:
+        if memory is None:
+            return wanted
+        room = max(0, memory - fixed - self._reserve(_RESERVE_FLAG[name], memory))
+        if wanted <= room // _SPARE_SHARE:
             return wanted
         self.notes.append(
             f"{name}: experts do not move there: {shown(wanted)} of spare room are too much of the "
-            f"{shown(max(0, memory - fixed))} for experts"
+            f"{shown(room)} for experts"
         )
         return 0
 
@@ -416,8 +427,21 @@ class _Planner:
     def _advisor(self) -> Advisor:
         free = self.machine.primary_free_bytes, self.machine.peer_free_bytes
         return Advisor(
-            self.settings, self.max_context, self._context_bytes, None if self.emulated else free
+            self.settings,
+            self.max_context,
+            self._context_bytes,
+            None if self.emulated else free,
+            None if self.trial is None else self._would_fit,
         )
+
+    def _would_fit(self, name: str, settings: TierSettings) -> bool:
+        """Whether that memory would do with other settings."""
+        assert self.trial is not None
+        try:
+            needs = self.trial(settings).plan().needs
+        except (UsageError, CapacityError):  # flags that do not go together, or no plan at all
+            return False
+        return all(need.fits for need in needs if need.name == name)
 
     def _workspace_bytes(self, context: int) -> int:
         return workspace_bytes(self.config, self.steps, context, self.kv_per_token)

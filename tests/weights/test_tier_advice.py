@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from strata_jax.config import TierSettings
@@ -86,6 +86,31 @@ MACHINES = st.one_of(
 )
 
 
+def _gpu(total_mib: int, free_mib: int, primary_mib: int) -> Machine:
+    return Machine(
+        platform="cuda",
+        host=HostMemory(
+            total_bytes=total_mib * MIB, available_bytes=free_mib * MIB, lockable_bytes=None
+        ),
+        primary_free_bytes=primary_mib * MIB,
+        peer_free_bytes=MIB,
+        num_devices=2,
+    )
+
+
+# Room for swaps and pieces of the file that fill a GPU's RAM.
+@example(machine=_gpu(12, 3, 70), flags={"max_context": 256, "vram_reserve_mib": 37}, choice=0)
+# A context so short that there seems to be room for swaps, where a reserve takes it all.
+@example(machine=_gpu(12, 3, 71), flags={"max_context": 2048, "vram_reserve_mib": 54}, choice=0)
+# An emulated peer without experts, which would take those that the primary gives up.
+@example(
+    machine=Machine(
+        platform="cpu",
+        host=HostMemory(total_bytes=23 * MIB, available_bytes=6 * MIB, lockable_bytes=None),
+    ),
+    flags={"peer_device": 1, "device_memory_mib": 27, "ple_io": "ram", "peer_memory_mib": 2},
+    choice=0,
+)
 @settings(max_examples=200, deadline=None)
 @given(machine=MACHINES, flags=FLAGS, choice=st.integers(0, 5))
 def test_who_follows_the_advice_comes_to_a_plan_that_fits(
