@@ -82,7 +82,7 @@ void QuantizeHead(const float* from, int64_t dim, int8_t* codes, float* scales) 
     const int64_t count = std::min(kGroup, dim - begin);
     const float largest = LargestMagnitude(from + begin, count);
     if (!(largest <= 0x1.fffffep127f) || largest < 0x1p-100f) {
-      std::memset(codes + begin, 0, count);
+      std::fill_n(codes + begin, count, int8_t{0});
       *scales = largest < 0x1p-100f ? 0.0f : std::bit_cast<float>(0x7fc00000u);
       continue;
     }
