@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -108,8 +108,16 @@ class Reader(AnswerStream):
         return super().push(token_id) if token_id < self._num_tokens else []
 
 
-def begin(engine: Engine, request: Request, output: Output) -> tuple[Generation, Iterator[int]]:
+def begin(
+    engine: Engine,
+    request: Request,
+    output: Output,
+    at_border: Callable[[int], None] = lambda _: None,
+) -> tuple[Generation, Iterator[int]]:
     """Starts an answer and waits for its first id, which takes as long as the prompt is.
+
+    `at_border` is called with the number of ids read where a prompt can go on later, at the end of each
+    chunk; what it raises ends the reading there and comes up here.
 
     Raises:
         UsageError: if the engine refuses the request.
@@ -117,7 +125,12 @@ def begin(engine: Engine, request: Request, output: Output) -> tuple[Generation,
     with output.progress(at_once=False) as report:
         phase = f"reading {len(request.ids)} prompt tokens"
         report(phase)
-        generation = engine.start(request, lambda read: report(f"{phase}: {read}"))
+
+        def chunk_read(read: int) -> None:
+            report(f"{phase}: {read}")
+            at_border(read)
+
+        generation = engine.start(request, chunk_read)
         ids = iter(generation)
         first = next(ids, None)
     return generation, (ids if first is None else itertools.chain([first], ids))

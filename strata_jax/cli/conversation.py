@@ -122,18 +122,25 @@ class Conversation:
         self.messages.clear()
 
 
+class _StoppedReading(Exception):  # noqa: N818, it is no error
+    """A prompt was left at a chunk's border."""
+
+
 class _Stop:
-    """The wish to stop an answer, from a signal handler."""
+    """The wish to stop, from a signal handler; it is granted where nothing that was read is lost."""
 
     def __init__(self) -> None:
         self.wished = False
         self.has_begun = False
-        """Whether there is an answer to keep. Until then reading the prompt is broken off."""
+        """Whether there is an answer to keep."""
 
     def __call__(self) -> None:
         self.wished = True
-        if not self.has_begun:
-            raise KeyboardInterrupt
+
+    def at_border(self, read: int) -> None:
+        """Leaves the prompt behind its first `read` ids, if that is wished for."""
+        if self.wished:
+            raise _StoppedReading(read)
 
 
 class Terminal:
@@ -147,6 +154,8 @@ class Terminal:
         self._engine = engine
         self._talk = talk
         self._is_terminal = context.stdin is not None and context.stdin.isatty()
+        self._unanswered: str | None = None
+        """The last message, where its answer was stopped before it began."""
 
     def run(self) -> int:
         """Talks until the end; returns the exit code: through a pipe that of the first failure."""
@@ -162,6 +171,8 @@ class Terminal:
                 except StrataError as error:
                     self._output.error(str(error))
                 except KeyboardInterrupt:
+                    if self._interrupts.fatal.is_set():
+                        raise
                     self._output.aside("\n")
                     self._output.note("nothing was added; Ctrl-D or /exit leaves")
 
@@ -183,11 +194,14 @@ class Terminal:
             return self._command(command)
         if command:
             self._answer(line)
+        elif self._unanswered is not None:
+            self._answer(self._unanswered)
         return True
 
     def _command(self, command: str) -> bool:
         if command == "/reset":
             self._talk.reset()
+            self._unanswered = None
             self._output.note("the conversation begins anew")
         elif command == "/help":
             self._output.note(_HELP)
@@ -200,9 +214,13 @@ class Terminal:
         reader = self._talk.reader(request)
         pieces: list[Event] = []
         stop = _Stop()
+        self._unanswered = None
         with self._stopping(stop):
-            generation, ids = begin(self._engine, request, self._output)
-            stop.has_begun = True
+            begun = self._begin(request, stop)
+            if begun is None:
+                self._unanswered = text
+                return
+            generation, ids = begun
             for token_id in ids:
                 self._show(reader.push(token_id), pieces)
                 if stop.wished:
@@ -212,9 +230,33 @@ class Terminal:
         self._talk.add(text, pieces)
         self._tell_end(generation, stop.wished, any(piece.kind == "text" for piece in pieces))
 
+    def _begin(self, request: Request, stop: _Stop) -> tuple[Generation, Iterator[int]] | None:
+        """Starts an answer; None if it was stopped before it began."""
+        try:
+            generation, ids = begin(self._engine, request, self._output, stop.at_border)
+        except _StoppedReading as stopped:
+            where = f"after {stopped} of {len(request.ids)} prompt tokens, which are kept"
+        else:
+            if not stop.wished:
+                stop.has_begun = True
+                return generation, ids
+            generation.cancel()
+            where = "before the answer began"
+        self._output.note(
+            f"stopped {where}; the message was not added: an empty line sends it again"
+        )
+        return None
+
     def _stopping(self, stop: _Stop) -> contextlib.AbstractContextManager[None]:
         """At a terminal Ctrl-C stops the answer; in a script it ends the command."""
-        return self._interrupts.cancelling(stop) if self._is_terminal else contextlib.nullcontext()
+        if not self._is_terminal:
+            return contextlib.nullcontext()
+
+        def heard() -> None:
+            if not stop.has_begun:
+                self._output.note("stopping at the end of a chunk; Ctrl-C again leaves")
+
+        return self._interrupts.cancelling(stop, heard)
 
     def _show(self, events: list[Event], pieces: list[Event]) -> None:
         """Writes what is new; reasoning only to a terminal, dimmed and on lines of its own."""

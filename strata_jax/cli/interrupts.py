@@ -34,6 +34,7 @@ class Interrupts:
         self._ended = threading.Event()
         self._mode: Mode = "fatal"
         self._cancel: Callable[[], None] | None = None
+        self._heard: Callable[[], None] | None = None
         self._handled = 0
         self._handled_at = -_RECENT_S
         self._seen = 0
@@ -62,29 +63,37 @@ class Interrupts:
             os.close(self._write_end)
 
     @contextlib.contextmanager
-    def cancelling(self, cancel: Callable[[], None]) -> Iterator[None]:
+    def cancelling(
+        self, cancel: Callable[[], None], heard: Callable[[], None] | None = None
+    ) -> Iterator[None]:
         """The first Ctrl-C calls `cancel`, from a signal handler; a second one ends the command.
 
-        What `cancel` raises comes up wherever the main thread is.
+        What `cancel` raises comes up wherever the main thread is. `heard` may take its time, and locks:
+        it is called by a thread of ours, while the main thread may still be on its way to the end.
         """
-        with self._switched("cancel", cancel):
+        with self._switched("cancel", cancel, heard):
             yield
 
     @contextlib.contextmanager
     def harmless(self) -> Iterator[None]:
-        """Ctrl-C only raises KeyboardInterrupt: the caller goes on."""
-        with self._switched("harmless", None):
+        """Ctrl-C only raises KeyboardInterrupt: the caller goes on, unless `fatal` is set."""
+        with self._switched("harmless"):
             yield
 
     @contextlib.contextmanager
-    def _switched(self, mode: Mode, cancel: Callable[[], None] | None) -> Iterator[None]:
-        before = self._mode, self._cancel
+    def _switched(
+        self,
+        mode: Mode,
+        cancel: Callable[[], None] | None = None,
+        heard: Callable[[], None] | None = None,
+    ) -> Iterator[None]:
+        before = self._mode, self._cancel, self._heard
         self._handled = self._seen = 0
-        self._mode, self._cancel = mode, cancel
+        self._mode, self._cancel, self._heard = mode, cancel, heard
         try:
             yield
         finally:
-            self._mode, self._cancel = before
+            self._mode, self._cancel, self._heard = before
 
     def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
         self._handled += 1
@@ -105,6 +114,8 @@ class Interrupts:
                 self._nudge()
                 continue
             if self._mode == "cancel" and self._seen == 1:
+                if (heard := self._heard) is not None:
+                    heard()
                 continue
             if not self._ended.wait(GRACE_S):
                 with contextlib.suppress(OSError):

@@ -28,12 +28,19 @@ from strata_jax.weights.plan import DEFAULT_CONTEXT, make_plan
 class FakeGeneration:
     """Yields given ids; ends as an engine would."""
 
-    def __init__(self, engine: "FakeEngine", request: Request, ids: Iterable[int]):
+    def __init__(
+        self,
+        engine: "FakeEngine",
+        request: Request,
+        ids: Iterable[int],
+        report: Callable[[int], None] | None,
+    ):
         self.finish_reason: str | None = None
         self.logits: np.ndarray | None = None
         self._engine = engine
         self._request = request
         self._ids = ids
+        self._report = report
         self._count = 0
         self._cancelled = False
 
@@ -67,6 +74,11 @@ class FakeGeneration:
         )
 
     def __iter__(self) -> Iterator[int]:
+        for read in range(1, 1 + len(self._request.ids)) if self._engine.read_s else ():
+            if self._request not in self._engine.requests[:-1]:  # else it goes on where it stopped
+                time.sleep(self._engine.read_s)
+            if self._report is not None:
+                self._report(read)
         for token_id in self._ids:
             time.sleep(self._engine.delay_s)
             if self._cancelled or self._count >= self._request.max_tokens:
@@ -93,7 +105,12 @@ class FakeEngine:
     """Answers every request with the same ids."""
 
     def __init__(
-        self, pack: Pack, options: EngineOptions, answer: Iterable[int], delay_s: float = 0.0
+        self,
+        pack: Pack,
+        options: EngineOptions,
+        answer: Iterable[int],
+        delay_s: float = 0.0,
+        read_s: float = 0.0,
     ):
         self.options = options
         self.vocab_size = pack.config.vocab_size
@@ -102,6 +119,8 @@ class FakeEngine:
         self.plan = plan_here(pack, make_plan(pack, None), options.tiers, StepSizes(), "cpu")
         self.tile_rows = TILE_ROWS["cpu"]
         self.delay_s = delay_s
+        self.read_s = read_s
+        """A prompt id's; 0: prompts are read at once, and nothing is reported."""
         self.requests: list[Request] = []
         self.closed = False
         self._answer = answer
@@ -117,7 +136,7 @@ class FakeEngine:
         if len(request.ids) > self.max_context:
             raise UsageError(f"engine: {len(request.ids)} tokens, at most {self.max_context}")
         self.requests.append(request)
-        return FakeGeneration(self, request, self._answer)
+        return FakeGeneration(self, request, self._answer, report)
 
     def close(self) -> None:
         self.closed = True
@@ -131,9 +150,10 @@ def encode(pack: Pack, text: str) -> list[int]:
 class Opener:
     """Makes fake engines that answer with a text; keeps the last one."""
 
-    def __init__(self, answer: str | list[int], delay_s: float = 0.0):
+    def __init__(self, answer: str | list[int], delay_s: float = 0.0, read_s: float = 0.0):
         self.answer = answer
         self.delay_s = delay_s
+        self.read_s = read_s
         self.engine: FakeEngine | None = None
 
     def __call__(
@@ -141,7 +161,7 @@ class Opener:
     ) -> FakeEngine:
         report("loading: 3 of 4 MiB, 2 MiB/s")
         ids = encode(pack, self.answer) if isinstance(self.answer, str) else self.answer
-        self.engine = FakeEngine(pack, options, ids, self.delay_s)
+        self.engine = FakeEngine(pack, options, ids, self.delay_s, self.read_s)
         return self.engine
 
     @property
@@ -204,7 +224,9 @@ class _Endless(Opener):
 
 
 SCRIPTS = {
-    "slow_prompt": Opener("Never.", delay_s=60.0),
+    "slow_prompt": Opener("Hello.<|im_end|>", read_s=0.3),
+    "stuck_prompt": Opener("Never.", read_s=60.0),
+    "slow_answer": Opener("Late.<|im_end|>", delay_s=1.5),
     "busy_load": _busy_load,
     "slow_load": _slow_load,
     "endless": _Endless("", delay_s=0.02),

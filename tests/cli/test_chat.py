@@ -164,17 +164,50 @@ def test_ctrl_c_at_the_prompt_keeps_the_chat():
         assert program.exit_code() == 0
 
 
-def test_ctrl_c_before_the_answer_begins_keeps_the_chat_as_it_was():
-    with Program(FAKE, "slow_prompt", "chat") as program:
+def test_ctrl_c_stops_a_prompt_where_it_can_go_on_and_keeps_the_message():
+    with Program(FAKE, "slow_prompt", "chat", "--thinking=off") as program:
         program.wait_for("> ")
         program.type("Hi\n")
-        program.wait_for("reading 11 prompt tokens (1 s)")
+        program.wait_for("(1 s)")
         program.type(CTRL_C)
-        program.wait_for("nothing was added", timeout_s=2)
+        program.wait_for("stopping", timeout_s=2)
+        program.wait_for("prompt tokens, which are kept", timeout_s=2)
+        program.wait_for("an empty line sends it again", timeout_s=2)
+        program.wait_for("> ", timeout_s=2)
+        program.type("\n")
+        program.wait_for("Hello.", timeout_s=2)
         program.wait_for("> ", timeout_s=2)
         program.type("/exit\n")
 
         assert program.exit_code() == 0
+
+
+def test_ctrl_c_before_the_answer_begins_adds_nothing():
+    with Program(FAKE, "slow_answer", "chat", "--thinking=off") as program:
+        program.wait_for("> ")
+        program.type("Hi\n")
+        program.wait_for("(1 s)")  # the answer has not begun, nor is there a border before it
+        program.type(CTRL_C)
+        program.wait_for("the message was not added", timeout_s=2)
+        program.wait_for("> ", timeout_s=2)
+        program.type("/exit\n")
+
+        assert program.exit_code() == 0
+        assert "Late" not in program.raw
+
+
+def test_a_second_ctrl_c_leaves_where_a_prompt_does_not_stop():
+    with Program(FAKE, "stuck_prompt", "chat") as program:
+        program.wait_for("> ")
+        program.type("Hi\n")
+        program.wait_for("(1 s)")
+        program.type(CTRL_C)
+        program.wait_for("Ctrl-C again leaves", timeout_s=2)
+        program.type(CTRL_C)
+
+        assert program.exit_code(timeout_s=2) == 130
+        assert program.raw.endswith("strata-jax: interrupted\r\n")
+        assert "Traceback" not in program.raw
 
 
 def test_ctrl_c_while_loading_ends_the_chat():
