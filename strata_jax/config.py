@@ -137,8 +137,15 @@ def environment_notes() -> tuple[str, ...]:
 
 
 def wants_prefill_timing() -> bool:
-    """Whether the environment asks for the time of prompts by phase, as --prefill_timing does."""
-    return os.environ.get("STRATA_PREFILL_TIMING", "0") not in ("", "0")
+    """Whether the environment asks for the time of prompts by phase, as --prefill_timing does.
+
+    Raises:
+        UsageError: if it says neither 0 nor 1.
+    """
+    value = os.environ.get("STRATA_PREFILL_TIMING", "")
+    if value not in ("", "0", "1"):
+        raise UsageError(f"STRATA_PREFILL_TIMING={value}: 0 or 1 expected")
+    return value == "1"
 
 
 def environment_peer_stream() -> float | None:

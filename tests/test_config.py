@@ -9,6 +9,7 @@ from strata_jax.errors import UsageError
 
 VARIABLES = (
     "STRATA_PF_PEER_STREAM",
+    "STRATA_PREFILL_TIMING",
     "STRATA_MMQ_NO_STREAMK",
     "JAX_PLATFORMS",
     "JAX_PLATFORM_NAME",
@@ -69,6 +70,16 @@ def test_takes_the_peers_share_from_the_environment(monkeypatch: pytest.MonkeyPa
             UsageError, match=f"STRATA_PF_PEER_STREAM={wrong}: a number from 0 to 1"
         ):
             config.environment_peer_stream()
+
+
+def test_times_prompts_where_the_environment_says_so(monkeypatch: pytest.MonkeyPatch):
+    assert not config.wants_prefill_timing()
+    for value, wanted in (("", False), ("0", False), ("1", True)):
+        monkeypatch.setenv("STRATA_PREFILL_TIMING", value)
+        assert config.wants_prefill_timing() is wanted
+    monkeypatch.setenv("STRATA_PREFILL_TIMING", "no")
+    with pytest.raises(UsageError, match="STRATA_PREFILL_TIMING=no: 0 or 1 expected"):
+        config.wants_prefill_timing()
 
 
 def test_keeps_caches_in_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

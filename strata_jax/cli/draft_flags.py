@@ -107,8 +107,11 @@ def draft_settings(values: flags.FlagValues) -> DraftSettings | None:
     """The settings; None if no draft layer is wanted.
 
     Raises:
-        UsageError: for a draft layer's flag beside --mtp=off.
+        UsageError: for a draft layer's flag beside --mtp=off, and for a file without a name.
     """
+    for name in ("mtp", "draft_vocab"):
+        if values[name].value == "":
+            raise UsageError(f"--{name}=: is empty, a file expected")
     if values.mtp == OFF:
         given = [name for name in _OTHERS if not values[name].using_default_value]
         if given:

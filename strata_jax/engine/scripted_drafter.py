@@ -28,15 +28,17 @@ class DraftScript:
         """
         if not 0 <= self.percent <= 100:
             raise UsageError(f"draft_script: {self.percent} percent, expected 0 to 100")
+        expected = "a JSON list of lists of ids expected"
+        if self.path.exists() and not self.path.is_file():  # it might have no end
+            raise UsageError(f"draft_script: {self.path}: is no regular file; {expected}")
         try:
             texts = json.loads(self.path.read_text())
-            known = [np.asarray(ids, np.int32) for ids in texts]
-        except (OSError, ValueError, TypeError, OverflowError) as error:
-            raise UsageError(
-                f"draft_script: {self.path}: {error}; a JSON list of lists of ids expected"
-            ) from None
-        if any(ids.ndim != 1 for ids in known):
-            raise UsageError(f"draft_script: {self.path}: a JSON list of lists of ids expected")
+            is_right = all(type(token) is int for ids in texts for token in ids)
+            known = [np.asarray(ids, np.int32) for ids in texts] if is_right else []
+        except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise UsageError(f"draft_script: {self.path}: {error}; {expected}") from None
+        if not is_right:
+            raise UsageError(f"draft_script: {self.path}: something else than ids; {expected}")
         return ScriptedDrafter(known, self.percent)
 
 

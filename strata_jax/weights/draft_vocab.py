@@ -15,6 +15,7 @@ import numpy as np
 from strata_jax.errors import BadFileError
 
 _MOST_BYTES = 1 << 26
+_MOST_DIGITS = 18
 
 
 def read_draft_vocab(path: str | os.PathLike[str], vocab_size: int) -> np.ndarray:
@@ -29,6 +30,8 @@ def read_draft_vocab(path: str | os.PathLike[str], vocab_size: int) -> np.ndarra
             or no larger than the one before: file and line are named.
     """
     path = pathlib.Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():  # it might have no end
+        raise BadFileError(f"{path}: is no regular file, a draft vocabulary expected")
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise BadFileError(
@@ -77,7 +80,8 @@ def most_frequent(ids: Iterable[int], always: Iterable[int], count: int) -> tupl
 
 
 def _checked(where: str, text: str, vocab_size: int, before: int) -> int:
-    if not (text.isdecimal() and int(text) < vocab_size):
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    if not (is_number and int(text) < vocab_size):
         raise BadFileError(
             f"{where}: {text[:40]!r}, an id from 0 to {vocab_size - 1} expected, as the model has"
         )

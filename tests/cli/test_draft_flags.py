@@ -44,7 +44,9 @@ def test_a_flag_of_a_layer_that_is_off_is_refused(arg):
         settings("--mtp=off", arg)
 
 
-@pytest.mark.parametrize("arg", ["--mtp_window=63", "--mtp_window=x", "--mtp_norm=both"])
+@pytest.mark.parametrize(
+    "arg", ["--mtp_window=63", "--mtp_window=x", "--mtp_norm=both", "--mtp=", "--draft_vocab="]
+)
 def test_a_value_that_is_none_is_refused(arg):
     with pytest.raises(UsageError, match=arg[2:].partition("=")[0]):
         settings(arg)

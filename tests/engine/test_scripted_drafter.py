@@ -57,7 +57,21 @@ def test_loads_a_script(tmp_path: Path):
     assert drafter.draft(2).ids.tolist() == TEXT[3:5].tolist()
 
 
-@pytest.mark.parametrize("text", ["", "{", "7", '["a"]', "[[1], 2]", "[[[1]]]", '{"a": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "7",
+        '["a"]',
+        "[[1], 2]",
+        "[[[1]]]",
+        '{"a": 1}',
+        "[[1.5]]",
+        "[[true]]",
+        "[" * 100_000,
+    ],
+)
 def test_refuses_what_is_no_script(tmp_path: Path, text: str):
     path = tmp_path / "answers.json"
     path.write_text(text)
@@ -71,3 +85,5 @@ def test_refuses_other_shares_and_missing_files(tmp_path: Path):
         DraftScript(path=tmp_path / "none", percent=101).load()
     with pytest.raises(UsageError, match=r"draft_script: .*No such file"):
         DraftScript(path=tmp_path / "none", percent=1).load()
+    with pytest.raises(UsageError, match=r"draft_script: /dev/zero: is no regular file"):
+        DraftScript(path=Path("/dev/zero"), percent=1).load()

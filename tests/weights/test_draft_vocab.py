@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 
@@ -39,6 +41,8 @@ def test_reads_what_it_writes(tmp_path):
         ("1 2\n", r"ids.txt:1: '1 2'"),
         ("4\n4\n", r"ids.txt:2: id 4 after 4, ascending"),
         ("4\n3\n", r"ids.txt:2: id 3 after 4, ascending"),
+        ("\u0663\n", r"ids.txt:1: '\u0663', an id"),
+        ("9" * 5000, r"ids.txt:1: '9{40}', an id"),
     ],
 )
 def test_names_the_line_that_is_wrong(tmp_path, text, message):
@@ -49,6 +53,14 @@ def test_names_the_line_that_is_wrong(tmp_path, text, message):
 def test_names_a_file_that_is_not_there(tmp_path):
     with pytest.raises(BadFileError, match=r"none.txt: No such file or directory, a draft vocab"):
         read_draft_vocab(tmp_path / "none.txt", 10)
+
+
+def test_refuses_what_has_no_end(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # a reader would wait for a writer
+
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(BadFileError, match=f"{path}: is no regular file, a draft vocab"):
+            read_draft_vocab(path, 10)
 
 
 def test_names_a_file_that_is_no_text(tmp_path):
