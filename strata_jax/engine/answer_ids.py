@@ -140,8 +140,8 @@ class AnswerIds:
                 if flow.in_flight < 1 + goes_on:
                     continue
                 position, found = self._runner.position, flow.wait()
-                seconds = time.perf_counter() - began if found.was_asked else None
-                drafting.followed(found.drafts, len(found.ids) - 1, seconds)
+                seconds, came_true = time.perf_counter() - began, len(found.ids) - 1
+                drafting.followed(found.drafts, came_true, seconds, found.wanted)
                 self._record.windows[found.drafts + 1] += 1
                 self._runner.tiers.after_step()
                 for place, each in enumerate(found.ids):

@@ -27,15 +27,14 @@ class FoundIds:
     """At least one, but for a window behind the answer's end; -1: logits were not finite."""
     drafts: int
     """Those of the window."""
-    was_asked: bool
-    """Whether drafts were wanted for it."""
+    wanted: int
+    """Drafts that were wanted for it, and had room."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Queued:
     report: jax.Array
-    most_rows: int
-    was_asked: bool
+    wanted: int
 
 
 class DraftFlow:
@@ -75,11 +74,6 @@ class DraftFlow:
         return len(self._queue)
 
     @property
-    def has_unseen(self) -> bool:
-        """Whether drafts were wanted of which the host does not know what became."""
-        return self._wanted > 0 or any(queued.was_asked for queued in self._queue)
-
-    @property
     def has_drafts(self) -> bool:
         """Whether drafts were wanted for the window that is queued next."""
         return self._wanted > 0
@@ -96,17 +90,18 @@ class DraftFlow:
 
     def queue(self, wanted: int) -> None:
         """Queues the next window; the one behind it is to get so many drafts."""
-        runner, rows = self._runner, 1 + self._wanted
+        runner = self._runner
         window = runner.queue_window(self._packed)
         drawn = self._undrawn
         if self._draws is not None:
             lowest = runner.position + 1
             _, drawn = self._draws.draw_rows(window.logits, window.packed, lowest)
         orders = Orders(wanted=wanted, last=self._last, drawn=self._draws is not None)
-        end = runner.position + sum(queued.most_rows for queued in self._queue) + rows
+        queue = self._queue
+        end = runner.position + sum(1 + each.wanted for each in queue) + 1 + self._wanted
         end = min(end, self._last)
         self._packed, report = self.follower.follow(window, drawn, self._stops, orders, end)
-        self._queue.append(_Queued(report=report, most_rows=rows, was_asked=self._wanted > 0))
+        queue.append(_Queued(report=report, wanted=self._wanted))
         self._wanted = wanted
 
     def wait(self) -> FoundIds:
@@ -124,7 +119,8 @@ class DraftFlow:
         position = self._runner.position
         self._runner.found(live=live, kept=max(count - 1, 0))
         self.follower.saw(ids[:count], position)
-        return FoundIds(ids=ids[:count], drafts=max(live - 1, 0), was_asked=queued.was_asked)
+        wanted = min(queued.wanted, max(0, self._last - position - 1))
+        return FoundIds(ids=ids[:count], drafts=max(live - 1, 0), wanted=wanted)
 
     def end(self) -> None:
         """Waits for what nobody wants any more, so that the runner's position is that of its state."""

@@ -71,7 +71,7 @@ class Drafting:
         self._most = most
         self._min_p = min_p
         self._chosen: Source | None = None
-        self._asked: list[Source] = []
+        self._asked: dict[str, int] = {}  # drafts wanted of a source, by its name
         self.counts = DraftCounts()
         """Of the request."""
 
@@ -80,6 +80,8 @@ class Drafting:
         self.counts = DraftCounts(steps=[[0, 0] for _ in range(self._most)])
         for source in self._sources:
             source.drafter.reset()
+            if source.length is not None:
+                source.length.begin()
 
     def read(self, ids: np.ndarray, residual: jax.Array, position: int) -> None:
         """See `Drafter.read`."""
@@ -93,11 +95,11 @@ class Drafting:
         for source in self._sources:
             count, speed = source.length.choose(room) if source.length else (room, np.inf)
             choices.append((speed, count, source))
-        self._chosen, self._asked = None, []
+        self._chosen, self._asked = None, {}
         for _, count, source in sorted(choices, key=lambda choice: -choice[0]):
             if count <= 0:
                 continue
-            self._asked.append(source)
+            self._asked[source.name] = count
             drafted = source.drafter.draft(count)
             unsure = np.flatnonzero(drafted.probabilities < self._min_p)
             ids = drafted.ids[: unsure[0] if len(unsure) else count]
@@ -116,46 +118,42 @@ class Drafting:
         return self._wanted(room) > 0
 
     def go_on(self, flow: DraftFlow) -> bool:
-        """Queues the next window of `flow`, if there is to be one; whether there may be more.
-
-        Who finds out whether drafts pay again wants no others until what became of those is seen.
-        """
+        """Queues the next window of `flow`, if there is to be one; whether there may be more."""
         if not flow.has_more:
             return False
-        length = self._sources[0].length
-        waits = length is not None and length.is_probing and flow.has_unseen
-        wanted = 0 if waits else self._wanted(self._most)
-        if wanted > 0 or waits or flow.has_drafts:
+        wanted = self._wanted(self._most)
+        if wanted > 0 or flow.has_drafts:
             flow.queue(wanted)
-        return wanted > 0 or waits
+        return wanted > 0
 
     def _wanted(self, room: int) -> int:
         length, room = self._sources[0].length, min(room, self._most)
         return length.choose(room)[0] if length else max(room, 0)
 
-    def followed(self, drafts: int, came_true: int, seconds: float | None) -> None:
+    def followed(self, drafts: int, came_true: int, seconds: float, wanted: int) -> None:
         """Takes note of a window of `flow`.
 
         Args:
-            drafts: 0 also where none was likely enough.
+            drafts: fewer than were wanted where not all were likely enough.
             came_true: of them.
-            seconds: None: nothing was wanted for this window.
+            seconds: of the window, and of the drafts for the next one.
+            wanted: 0: this window was to have none, and its time says nothing.
         """
-        if seconds is None:
-            self._count(drafts, came_true)
-            return
         self._chosen = self._sources[0]
-        self._asked = [self._chosen]
-        self.seen(drafts, came_true, seconds)
+        self._asked = {self._chosen.name: wanted}
+        if wanted > 0:
+            self.seen(drafts, came_true, seconds)
+        else:
+            self._count(drafts, came_true)
 
     def seen(self, drafts: int, came_true: int, seconds: float) -> None:
         """Takes note of a window with the drafts that `next` gave."""
         self._count(drafts, came_true)
         for source in self._sources:
             if source.length is not None and (drafts == 0 or source is self._chosen):
-                asked = source in self._asked
-                self.counts.given_up += source.length.seen(drafts, came_true, seconds, asked=asked)
-        self._asked = []
+                wanted = self._asked.get(source.name, 0)
+                self.counts.given_up += source.length.seen(came_true, seconds, wanted=wanted)
+        self._asked = {}
 
     def _count(self, drafts: int, came_true: int) -> None:
         counts = self.counts

@@ -6,20 +6,20 @@ import pytest
 from strata_jax.engine.draft_length import DraftLength
 
 
-def simulate(chance, cost, windows=400, most=7, seed=0):
+def simulate(chance, cost, windows=400, most=7, seed=0, length=None):
     """Runs windows whose drafts come true with `chance` each; `cost(drafts)` is their time.
 
     Returns:
         ids a second over those of windows without drafts, and the drafts of each window.
     """
     rng = np.random.default_rng(seed)
-    length = DraftLength(most)
+    length = length or DraftLength(most)
     ids = seconds = 0.0
     chosen = []
     for _ in range(windows):
         drafts, _ = length.choose(most)
         came_true = int(np.cumprod(rng.random(drafts) < chance).sum())
-        length.seen(drafts, came_true, cost(drafts))
+        length.seen(came_true, cost(drafts), wanted=drafts)
         ids += came_true + 1
         seconds += cost(drafts)
         chosen.append(drafts)
@@ -38,9 +38,9 @@ def learned(most):
     """One that knows what windows without drafts cost, and has a warm drafter."""
     length = DraftLength(most)
     for _ in range(16):
-        length.seen(0, 0, 1.0)
+        length.seen(0, 1.0, wanted=0)
     for _ in range(8):
-        length.seen(0, 0, 1.0, asked=True)
+        length.seen(0, 1.0, wanted=1)
     return length
 
 
@@ -48,7 +48,7 @@ def test_the_first_windows_tell_what_one_without_drafts_costs():
     length = DraftLength(7)
     begun = [length.choose(7)[0]]
     for _ in range(16):
-        length.seen(0, 0, 1.0)
+        length.seen(0, 1.0, wanted=0)
         begun.append(length.choose(7)[0])
 
     assert begun[:11] == [0] * 11
@@ -59,11 +59,11 @@ def test_the_first_windows_with_drafts_do_not_count():
     """What runs for the first times is slow, and says nothing of how well drafts do."""
     length = DraftLength(3)
     for _ in range(16):
-        length.seen(0, 0, 1.0)
+        length.seen(0, 1.0, wanted=0)
     for _ in range(8):
         drafts, _ = length.choose(3)
         assert drafts > 0
-        assert not length.seen(drafts, 0, 5.0, asked=True)
+        assert not length.seen(0, 5.0, wanted=drafts)
 
     assert length.paused == 0
     assert length.choose(3)[0] > 0
@@ -78,8 +78,8 @@ def test_windows_without_drafts_do_not_seem_dear_because_a_device_falls_behind_f
         since = 0 if drafts else since + 1
         # One and a half ids a window: they would pay if one without drafts took two.
         came_true = drafts * (drafted % 2)
-        length.seen(drafts, came_true, 1.8 if drafts else 2.0 if since <= 3 else 1.0)
-    assert 0 < drafted < 30
+        length.seen(came_true, 1.8 if drafts else 2.0 if since <= 3 else 1.0, wanted=drafts)
+    assert 0 < drafted < 40
 
 
 def test_drafts_that_come_true_are_made():
@@ -94,7 +94,31 @@ def test_drafts_that_never_come_true_cost_little(cost):
     speed, chosen = simulate(0.0, cost, windows=500)
 
     assert speed > 0.95
-    assert 0 < np.count_nonzero(chosen) < 25
+    assert 0 < np.count_nonzero(chosen) < 90
+
+
+def test_texts_that_drafts_fail_in_cost_little_however_many_begin():
+    length = learned(3)
+    simulate(0.0, dear, windows=200, most=3, length=length)
+    for _ in range(5):
+        length.begin()
+        speed, _ = simulate(0.0, dear, windows=200, most=3, length=length)
+        assert speed > 0.95
+
+
+def test_a_text_where_drafts_pay_does_not_wait_for_the_end_of_a_pause():
+    length = learned(3)
+    simulate(0.0, dear, windows=400, most=3, length=length)
+    length.begin()
+
+    assert simulate(0.9, cheap, windows=100, most=3, length=length)[0] > 2
+
+
+def test_drafts_that_pay_a_little_go_on():
+    """Where a window in four loses nearly a window's time, estimates of a few windows say now this, now that."""
+    speeds = [simulate(0.75, lambda n: 1 + 0.35 * (n > 0), most=1, seed=n)[0] for n in range(20)]
+
+    assert np.median(speeds) > 1.2
 
 
 def test_what_one_draft_costs_decides_on_its_chance():
@@ -106,16 +130,16 @@ def test_what_one_draft_costs_decides_on_its_chance():
 
 def test_pauses_grow_and_end_when_drafts_pay_again():
     length = learned(4)
-    pauses, run = [], 0
-    for _ in range(200):
+    pauses = []
+    for _ in range(800):
         drafts, _ = length.choose(4)
-        run = run + 1 if drafts == 0 else 0
-        if length.seen(drafts, 0, dear(drafts)):
+        if length.seen(0, dear(drafts), wanted=drafts):
             pauses.append(length.paused)
-    assert pauses[:3] == [32, 64, 128]
-    for _ in range(600):
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > 2 * pauses[0] > 200
+    for _ in range(1200):
         drafts, _ = length.choose(4)
-        length.seen(drafts, drafts, dear(drafts))
+        length.seen(drafts, dear(drafts), wanted=drafts)
     assert length.paused == 0
     assert length.choose(4)[0] == 4
 
@@ -133,7 +157,7 @@ def test_a_drafter_that_is_asked_in_vain_pauses_when_that_takes_longer():
     for _ in range(300):
         count, _ = length.choose(3)
         asked += count > 0
-        length.seen(0, 0, 1.5 if count else 1.0, asked=count > 0)
+        length.seen(0, 1.5 if count else 1.0, wanted=count)
     assert 0 < asked < 30
 
 
@@ -141,9 +165,8 @@ def test_a_drafter_that_is_asked_in_vain_now_and_then_goes_on_where_it_pays():
     length, paused = learned(3), 0
     for window in range(300):
         count, _ = length.choose(3)
-        drafts = count if window % 3 else 0
-        length.seen(drafts, drafts, 1.2 if count else 1.0, asked=count > 0)
-        paused += length.paused > 0
+        length.seen(count if window % 3 else 0, 1.2 if count else 1.0, wanted=count)
+        paused += length.paused > 8  # longer than a look at windows without drafts
     assert paused == 0
 
 
@@ -155,14 +178,23 @@ def test_windows_without_drafts_that_were_believed_dear_are_looked_at_again(dear
         drafts, _ = length.choose(1)
         drafted += drafts
         slow = window < 38
-        length.seen(drafts, 0, 1.5 if drafts else dear if slow else 1.0)
+        length.seen(0, 1.5 if drafts else dear if slow else 1.0, wanted=drafts)
     assert 90 < drafted < most
 
 
 def test_a_window_that_a_device_had_in_its_queue_makes_no_pause_longer():
     length = learned(1)
     while not length.paused:
-        length.seen(1, 0, 2.0, asked=True)
+        length.seen(0, 2.0, wanted=1)
     paused = length.paused
-    length.seen(1, 0, 2.0, asked=True)
+    length.seen(0, 2.0, wanted=1)
     assert length.paused == paused
+
+
+def test_a_device_that_gets_going_again_makes_a_pause_longer():
+    length = learned(1)
+    while not length.paused:
+        length.seen(0, 2.0, wanted=1)
+    paused = length.paused
+    length.seen(0, 3.0, wanted=0)
+    assert length.paused > paused + 90
