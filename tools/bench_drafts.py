@@ -86,7 +86,7 @@ def scripted(
     flow = None
     if arguments.platform == "cuda":
         flow = DraftFlow(engine._runner, ScriptedFollower(drafter, engine._runner))
-    length = DraftLength(drafts) if adapts else None
+    length = DraftLength(drafts, ahead=flow is not None) if adapts else None
     source = Source(name="script", drafter=drafter, length=length, flow=flow)
     engine._drafters.drafting = Drafting([source], drafts)
     measure(engine, arguments, {"ids": [begin]})

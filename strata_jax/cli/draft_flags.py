@@ -31,8 +31,8 @@ def define_drafts(values: flags.FlagValues) -> None:
         values,
         "spec_min_p",
         float,
-        "a draft less probable than this ends a window's drafts",
-        default=0.5,
+        "a draft less probable than this ends a window's drafts; if not given, 0.5 on the CPU and 0.1 on a GPU, "
+        "where a row more costs less",
         lower=0,
         upper=1,
     )

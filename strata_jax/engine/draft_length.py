@@ -6,7 +6,7 @@ import statistics
 _REMEMBERED = 16
 """Windows of one kind whose time is looked at."""
 _KNOWN = 8
-"""The same of those without drafts; so many are timed before there are any."""
+"""The same without drafts; so many are timed before there are any."""
 _COST_OF_ROW = 0.15
 """Of a window of one row, for each draft; believed until windows have been timed."""
 _FORGET = 0.95
@@ -16,20 +16,25 @@ _HOPE, _HOPED = 0.7, 2.0
 _EXPLORE = 8
 """Of so many windows one has a draft more than seems best: nothing else tells of drafts never made."""
 _SETTLING = 3
-"""Windows without drafts whose time does not count, after one with drafts: a device that is kept a step ahead
-of the host is not yet, then, and would seem slower without drafts than it is."""
+"""Windows without drafts whose time does not count, after one with drafts, on a device: it is kept a step
+ahead of the host, but not yet then, and would seem slower without drafts than it is."""
 _COLD = 8
 """The first windows of all, whose time does not count: a machine that has just begun is slower."""
 _COLD_DRAFTS = 8
 """The first windows whose drafter was asked, which do not count at all: what runs for the first times takes two or
 three times as long, and a pause would follow that hides for long how well drafts do."""
-_STALE, _LOOK = 96, 8
-"""After so many windows with drafts some are made without, to see what those cost by now: else what seemed too
-dear once would be believed for ever."""
+_STALE, _LOOK = 12, 1
+"""After so many windows with drafts some are made without, to see what those cost by now: a machine that has
+other work is now slow, now fast, and what seemed too dear once would be believed for ever."""
+_STALE_AHEAD, _LOOK_AHEAD = 96, 8
+"""The same on a device, which loses some time whenever it falls behind."""
 _SURE, _RARELY = 1.5, 4
 """Where drafts make ids that many times as fast, one looks so many times more rarely."""
-_GRANT, _GRANT_AGAIN = 4.0, 2.0
-"""What drafts may lose before they pause, in windows without drafts; after a pause."""
+_GRANT = 4.0
+"""What drafts may lose before they pause, in windows without drafts."""
+_GRANT_AGAIN, _GRANT_AGAIN_AHEAD = 0.25, 2.0
+"""The same after a pause: one window tells enough where the next pause may be short; a device loses more by
+beginning and ending than by some windows more."""
 _SAVED = 6.0
 """Most that they may lose after they have won more than that."""
 _OUTLIER = 4.0
@@ -52,8 +57,15 @@ class DraftLength:
     cost is bounded.
     """
 
-    def __init__(self, most: int):
-        """`most`: drafts of a window."""
+    def __init__(self, most: int, *, ahead: bool = False):
+        """Knows nothing yet.
+
+        Args:
+            most: drafts of a window.
+            ahead: windows without drafts are put into a device's queue a step ahead of the host.
+        """
+        self._ahead = ahead
+        self._grant_again = _GRANT_AGAIN_AHEAD if ahead else _GRANT_AGAIN
         self._reached = [_HOPED] * most  # windows in which all drafts before this place came true
         self._came_true = [_HOPED * _HOPE] * most
         self._seconds: dict[int, collections.deque[float]] = {}  # by drafts wanted
@@ -104,7 +116,7 @@ class DraftLength:
         if wanted == 0:
             self._seen_without(seconds)
             return False
-        self._undrafted, self._settling = 0, _SETTLING
+        self._undrafted, self._settling = 0, _SETTLING if self._ahead else 0
         self._unlooked += 1
         if 0 not in self._seconds:
             return False
@@ -149,16 +161,18 @@ class DraftLength:
             self._begin_pause()
             return True
         _, speed = self._best(len(self._reached))
-        if self._unlooked >= (_STALE if speed < _SURE else _RARELY * _STALE):
-            self._looking, self.paused = True, _LOOK
+        stale, look = (_STALE_AHEAD, _LOOK_AHEAD) if self._ahead else (_STALE, _LOOK)
+        if self._unlooked >= (stale if speed < _SURE else _RARELY * stale):
+            self._looking, self.paused = True, look
         return False
 
     def _begin_pause(self) -> None:
         times = 2 ** min(self._failed, _DOUBLINGS)
-        self.paused = min(int(times * max(self._lost, _GRANT_AGAIN) / _SHARE), _LONGEST_PAUSE)
+        lost = max(self._lost, self._grant_again)
+        self.paused = min(int(times * lost / _SHARE), _LONGEST_PAUSE)
         self._failed += 1
-        self._account, self._lost = _GRANT_AGAIN, 0.0
-        self._cold_drafts = 1  # that window's drafter reads what it has missed first
+        self._account, self._lost = self._grant_again, 0.0
+        self._cold_drafts = int(self._ahead)  # that window waits for the device to run empty
         # The text may be another one by then: what was seen counts as much as a few drafts.
         chances = [t / n for t, n in zip(self._came_true, self._reached)]
         self._came_true = [_HOPED * chance for chance in chances]
@@ -182,10 +196,8 @@ class DraftLength:
         """Seconds of a window of which so many are wanted; fewer may be made, so their mean counts."""
         if drafts in self._seconds:
             times = self._seconds[drafts]
-            usual = statistics.median(times)
-            if drafts == 0:
-                return usual
-            return statistics.fmean(min(seconds, 2 * usual) for seconds in times)
+            most = 2 * statistics.median(times)
+            return statistics.fmean(min(seconds, most) for seconds in times)
         base = self._cost(0)
         known = [count for count in self._seconds if count > 0]
         if not known:

@@ -1,6 +1,7 @@
 """Which drafters an engine has: planned before the model is loaded, opened after it, closed before it."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 
@@ -72,20 +73,19 @@ class Drafters:
             StrataError: if one of them cannot be had.
         """
         options, most = self._options, self._options.most_drafts()
+        length = functools.partial(DraftLength, most, ahead=runner.options.backend.is_device)
         sources = []
         if options.draft_script is not None:
             sources.append(self._script(options.draft_script, runner))
         elif options.suffix_draft:
             drafter = LookupDrafter(options.suffix_draft)
-            sources.append(Source(name="lookup", drafter=drafter, length=DraftLength(most)))
+            sources.append(Source(name="lookup", drafter=drafter, length=length()))
         if self.needs is not None:
             self._mtp = self._open_mtp(pack, runner, report)
             flow = DraftFlow(runner, self._mtp) if runner.options.ring else None
-            sources.append(
-                Source(name="mtp", drafter=self._mtp, length=DraftLength(most), flow=flow)
-            )
+            sources.append(Source(name="mtp", drafter=self._mtp, length=length(), flow=flow))
         if sources and most > 0:
-            self.drafting = Drafting(sources, most, options.spec_min_p)
+            self.drafting = Drafting(sources, most, options.min_probability)
         self.notes += _idle_notes(self._settings, self.needs)
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ def plain(embedded_pack):
 def drafting(embedded_pack):
     """Drafts whether it pays or not: what pays is a matter of the clock."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("strata_jax.engine.drafters.DraftLength", lambda most: None)
+        patch.setattr("strata_jax.engine.drafters.DraftLength", lambda most, ahead: None)
         engine = Engine.open(embedded_pack, EngineOptions(max_context=512, mtp=DraftSettings()))
     yield engine
     engine.close()
