@@ -30,6 +30,26 @@ class Orders(NamedTuple):
     """Position of the drafter's oldest cell."""
 
 
+class OrderSender:
+    """Orders on the device: they seldom change, and every array that is sent costs as much as many a step."""
+
+    _MOST = 32
+
+    def __init__(self, sharding: jax.sharding.Sharding):
+        self._sharding = sharding
+        self._sent: dict[Orders, jax.Array] = {}
+
+    def send(self, orders: Orders) -> jax.Array:
+        """The vector of `orders`, whose numbers the host knows."""
+        sent = self._sent.get(orders)
+        if sent is None:
+            if len(self._sent) == self._MOST:
+                self._sent.clear()
+            sent = jax.device_put(np.asarray(orders, np.int32), self._sharding)
+            self._sent[orders] = sent
+        return sent
+
+
 @pytree
 class Found:
     """What a window gave."""
@@ -154,7 +174,9 @@ def compiled_script(
     operands = follow_operands(vocab_size, drawable, rows, place)
     script = place((script_length(context, rows),))
     orders = place((len(Orders._fields),))
-    jitted = jax.jit(scripted_program, out_shardings=(sharding, result_sharding))
+    # The next window's operand lies where this one's did, so a captured graph knows its address.
+    shardings = (sharding, result_sharding)
+    jitted = jax.jit(scripted_program, donate_argnames="packed", out_shardings=shardings)
     return jitted.lower(*operands, script, orders).compile(options)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from strata_jax.config import DraftSettings, ModelConfig
 from strata_jax.engine.drafts import Drafted
-from strata_jax.engine.follow_programs import Orders, follow_operands
+from strata_jax.engine.follow_programs import Orders, OrderSender, follow_operands
 from strata_jax.engine.loader import Placing, load_draft_params
 from strata_jax.engine.mtp_programs import (
     NUMBERS,
@@ -150,11 +150,11 @@ class MtpDrafter:
         window = (held, config.num_streams, config.hidden)
         self._nothing = jax.device_put(jnp.zeros(window, jnp.float32), placing.sharding)
 
-        def compiled(program, out: Any, *operands: Any):
+        def compiled(program, out: Any, *operands: Any, donated: tuple[int, ...] = ()):
             def flat(params, *rest):
                 return program(jax.tree.unflatten(self._params_tree, params), *rest)
 
-            jitted = jax.jit(flat, donate_argnums=1, out_shardings=out)
+            jitted = jax.jit(flat, donate_argnums=(1, *donated), out_shardings=out)
             lowered = jitted.lower(self._params, shapes, *operands)
             return lowered.compile(placing.compiler_options)
 
@@ -188,7 +188,9 @@ class MtpDrafter:
             operands = follow_operands(config.vocab_size, drawable, rows, place)
             out = (None, placing.sharding, placing.result_sharding)
             orders = numbers(len(Orders._fields))
-            self._follow = compiled(follow, out, residual, *operands, orders)
+            # The next window's operand lies where this one's did, so a captured graph knows its address.
+            self._follow = compiled(follow, out, residual, *operands, orders, donated=(5,))
+            self._sender = OrderSender(placing.sharding)
         drop = functools.partial(drop_oldest, count=sizes.step, ratio=config.index_ratio)
         self._shift = None
         if sizes.step:
@@ -262,7 +264,7 @@ class MtpDrafter:
         """See `Follower`: the cells of the rows that are kept, and a chain of drafts behind them."""
         assert self._follow is not None, "compiled for a device"
         self._make_room(end + 1 + self._most)
-        told = np.asarray(orders._replace(origin=self.origin), np.int32)
+        told = self._sender.send(orders._replace(origin=self.origin))
         self._cells, packed, report = self._follow(
             self._params,
             self._given(),

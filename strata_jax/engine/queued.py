@@ -11,7 +11,7 @@ class Window:
     """A window in a device's queue whose ids the host may not know."""
 
     packed: jax.Array | np.ndarray
-    """Its operand."""
+    """Its operand; until the window behind it has its own."""
     logits: jax.Array
     residual: jax.Array
     """See `Runner.residual`."""

@@ -5,7 +5,12 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from strata_jax.engine.follow_programs import Orders, compiled_script, script_length
+from strata_jax.engine.follow_programs import (
+    Orders,
+    OrderSender,
+    compiled_script,
+    script_length,
+)
 from strata_jax.engine.follower import Follower
 from strata_jax.engine.queued import Window
 from strata_jax.engine.runner import Runner
@@ -21,6 +26,7 @@ class ScriptedFollower(Follower):
         self._drafter = drafter
         self._length = script_length(options.max_context, options.window_rows)
         self._sharding = placing.sharding
+        self._sender = OrderSender(placing.sharding)
         self._sent = np.zeros(0, np.int32)
         self._script: jax.Array | None = None  # what was sent
         self._program: Callable = compiled_script(
@@ -44,7 +50,7 @@ class ScriptedFollower(Follower):
     ) -> tuple[jax.Array, jax.Array]:
         """See `Follower`."""
         del end  # there are no cells to make room for
-        told = np.asarray(orders, np.int32)
+        told = self._sender.send(orders)
         return self._program(window.logits, drawn, window.packed, stops, self._script, told)
 
     def passed(self, token: int, residual: jax.Array, place: int, position: int) -> None:
