@@ -1,7 +1,7 @@
 """From logits to an id on a device: what `engine/sampling.py` does, in the queue behind the step.
 
 The next step takes the id from the device's memory, so nobody waits for the host between two steps. The
-number that decides a draw comes from the host: it belongs to seed and position, both known beforehand.
+numbers that decide draws come from the host, many at once: they belong to seed and position, known beforehand.
 Weights are whole multiples of 2^-24 of the largest here and float64 there: two ids whose border lies within
 1e-6 of a draw may change places. Whole numbers, because their sums have one value whatever the order in which a
 compiler adds them: a window's row and a row alone draw the same id (contract W).
@@ -17,7 +17,8 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from strata_jax.engine import programs
 from strata_jax.engine.request import SamplingSettings
-from strata_jax.engine.sampling import GREEDY_BELOW, Sampler, uniform
+from strata_jax.engine.sampling import GREEDY_BELOW, Sampler
+from strata_jax.engine.uniforms import uniforms
 from strata_jax.types import pytree
 
 MOST_CHOSEN = 64
@@ -26,7 +27,9 @@ _WEIGHT_BITS = 24
 _LOW_BITS = 12
 """A sum of that many low bits, and one of the others, fit int32 for 2^18 ids."""
 WINDOWS = 2
-"""Windows whose ids the host may not know when it sends draws: the one it queues and the one before."""
+"""Windows whose ids the host may not know when it queues draws: the one it queues and the one before."""
+_TABLE = 512
+"""Numbers of a table."""
 _GROUP = 128
 """Ids of a group; a row's best `MOST_CHOSEN` ids lie in as many groups at most."""
 Scalar = Float32[Array, ""] | Int32[Array, ""] | np.float32 | np.int32
@@ -81,7 +84,9 @@ class DeviceSampling:
             ),
             sharding,
         )
-        self._draws = Draws(settings.seed)
+        self._tables = Tables(settings.seed, sharding)
+        self._position = jax.device_put(np.int32(0), sharding)
+        self._next = 0  # what `_position` says
         self._chosen = 0 < settings.top_k <= MOST_CHOSEN
         self._shardings = sharding, result_sharding
         self._program = _program(self._chosen, sharding, result_sharding)
@@ -92,9 +97,13 @@ class DeviceSampling:
         Returns:
             the id twice, for the host and for the next step; -1 if a logit is not finite.
         """
-        draw = np.float32(uniform(self._settings.seed, position))
-        numbers = dataclasses.replace(self._numbers, draw=draw)
-        found, token, self._history = self._program(logits, self._history, numbers)
+        if position != self._next:
+            self._position = jax.device_put(np.int32(position), self._shardings[0])
+        table = self._tables.covering(position, 1)
+        found, token, self._history, self._position = self._program(
+            logits, self._history, self._numbers, table, self._position
+        )
+        self._next = position + 1
         return found, token
 
     def draw_rows(
@@ -116,29 +125,34 @@ class DeviceSampling:
         rows, vocab_size = logits.shape
         drawable = self._history.bias.shape[0]
         program = _rows_program(self._chosen, vocab_size, drawable, rows, *self._shardings)
-        draws = np.empty(WINDOWS * rows + 1, np.int32)
-        draws[0] = lowest
-        draws[1:] = self._draws.from_position(lowest, WINDOWS * rows).view(np.int32)
-        found, drawn, self._history = program(logits, self._history, self._numbers, packed, draws)
+        table = self._tables.covering(lowest, WINDOWS * rows)
+        found, drawn, self._history = program(logits, self._history, self._numbers, packed, table)
         return found, drawn
 
 
-class Draws:
-    """The numbers that decide draws, position after position; each is worked out once."""
+class Tables:
+    """The numbers that decide draws, on the device: one transfer for many positions."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, sharding: jax.sharding.Sharding):
         self._seed = seed
-        self._first = 0
-        self._known: list[float] = []
+        self._sharding = sharding
+        self._first = -1
+        self._table = jnp.zeros(0, jnp.int32)
 
-    def from_position(self, first: int, count: int) -> np.ndarray:
-        """Float32 [count]; `first` never falls."""
-        passed = first - self._first
-        self._known = self._known[passed:]
-        self._first = first
-        for position in range(first + len(self._known), first + count):
-            self._known.append(uniform(self._seed, position))
-        return np.asarray(self._known[:count], np.float32)
+    def covering(self, first: int, count: int) -> jax.Array:
+        """Int32 [1 + `_TABLE`]: the first position, and the bits of float32 numbers from there on."""
+        assert count <= _TABLE
+        if not 0 <= self._first <= first <= self._first + _TABLE - count:
+            bits = uniforms(self._seed, first, _TABLE).astype(np.float32).view(np.int32)
+            table = np.concatenate([np.asarray([first], np.int32), bits])
+            self._first, self._table = first, jax.device_put(table, self._sharding)
+        return self._table
+
+
+def _numbers_in(table: Int32[Array, " N"], position: Scalar, count: int) -> Float32[Array, " C"]:
+    """The numbers of `count` positions."""
+    bits = jax.lax.dynamic_slice_in_dim(table[1:], position - table[0], count)
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def _numbers_of(s: SamplingSettings) -> Numbers:
@@ -179,12 +193,13 @@ def compile_draws(vocab_size: int, drawable: int, rows: int, sharding, result_sh
 
 @functools.lru_cache(maxsize=4)
 def _program(chosen: bool, sharding, result_sharding):
-    def program(logits, history, numbers):
+    def program(logits, history, numbers, table, position):
+        numbers = dataclasses.replace(numbers, draw=_numbers_in(table, position, 1)[0])
         token, history = draw_id(logits[0], history, numbers, chosen=chosen)
-        return token, token, history
+        return token, token, history, position + 1
 
-    shardings = (result_sharding, sharding, sharding)
-    return jax.jit(program, donate_argnums=1, out_shardings=shardings)
+    shardings = (result_sharding, sharding, sharding, sharding)
+    return jax.jit(program, donate_argnums=(1, 4), out_shardings=shardings)
 
 
 @functools.lru_cache(maxsize=4)
@@ -193,13 +208,10 @@ def _rows_program(
 ):
     """Compiled for its operands, wherever they are: the host's or a device's."""
 
-    def program(logits, history, numbers, packed, draws):
+    def program(logits, history, numbers, packed, table):
         ids, window = packed[:rows], programs.Numbers(*packed[rows:])
-        begin = window.pos + 1 - draws[0]
-        drawn = jax.lax.dynamic_slice_in_dim(draws[1:], begin, rows)
-        numbers = dataclasses.replace(
-            numbers, draw=jax.lax.bitcast_convert_type(drawn, jnp.float32)
-        )
+        draws = _numbers_in(table, jnp.asarray(window.pos) + 1, rows)
+        numbers = dataclasses.replace(numbers, draw=draws)
         live = jnp.asarray(window.live)
         found, history = draw_rows(logits, history, numbers, ids, live, chosen=chosen)
         return found, found, history
@@ -211,9 +223,9 @@ def _rows_program(
             bias=jnp.zeros(drawable),
         )
         packed = jnp.zeros(rows + len(programs.Numbers._fields), jnp.int32)
-        draws = jnp.zeros(WINDOWS * rows + 1, jnp.int32)
+        table = jnp.zeros(1 + _TABLE, jnp.int32)
         numbers = jax.tree.map(jnp.asarray, _numbers_of(SamplingSettings()))
-        return jnp.zeros((rows, vocab_size)), history, numbers, packed, draws
+        return jnp.zeros((rows, vocab_size)), history, numbers, packed, table
 
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),

@@ -3,6 +3,7 @@
 import numpy as np
 
 from strata_jax.engine.request import SamplingSettings
+from strata_jax.engine.uniforms import Uniforms
 from strata_jax.errors import StrataError, UsageError
 
 GREEDY_BELOW = 1e-5
@@ -24,6 +25,7 @@ class Sampler:
             UsageError: for a bias of an id that may not be drawn.
         """
         self._settings = settings
+        self._uniforms = Uniforms(settings.seed)
         self.seen = np.zeros(vocab_size, bool)
         """Ids of the prompt and of the answer."""
         self.seen[[token for token in prompt if token < vocab_size]] = True
@@ -92,7 +94,7 @@ class Sampler:
         if self._is_greedy:
             return int(np.argmax(logits))  # the first of equal maxima
         ids, weights = candidates(logits, s)
-        draw = uniform(s.seed, position) * weights.sum()
+        draw = self._uniforms.at(position) * weights.sum()
         place = int(np.searchsorted(np.cumsum(weights), draw, side="right"))
         return int(ids[min(place, len(ids) - 1)])
 
@@ -140,14 +142,3 @@ def _nucleus(scores: np.ndarray, weights: np.ndarray, top_p: float) -> np.ndarra
     keep[places[before < top_p * total]] = True
     keep[places[0]] = True
     return keep
-
-
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that belongs to seed and position.
-
-    The upper 53 bits of the first word at counter position + 1 under the seed as key.
-
-    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox 4x64-10).
-    """
-    bits = np.random.Philox(key=seed, counter=position).random_raw()
-    return float(bits >> 11) * 2.0**-53
