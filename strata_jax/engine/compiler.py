@@ -127,8 +127,8 @@ class Compiler:
         """A window: (params, state, `Results` of the one before, its best id, operand) to results.
 
         Results are the best id of row 0 twice, for the host and for the next window; `Results`, and the new
-        state. A GPU writes `Results` where those before lay: a captured graph knows its addresses, and to
-        tell it others takes the host longer than many a step takes the device.
+        state. A GPU writes what it finds where that of the one before lay: a captured graph knows its
+        addresses, and to tell it others takes the host longer than many a step takes the device.
         """
         options, rows = self.options, self.options.window_rows
         self.report(f"compiling the program for {rows} rows")
@@ -148,7 +148,9 @@ class Compiler:
 
         results = self._shapes(self._no_results)
         is_gpu = self.placing.backend.name == "cuda"
-        donated = (1, 2) if is_gpu and (options.ring or not options.residual) else 1
+        donated = (1, 3) if is_gpu else (1,)
+        if is_gpu and (options.ring or not options.residual):
+            donated = (1, 2, 3)
         shardings = (self.placing.result_sharding, None, None, None)
         jitted = jax.jit(packed, donate_argnums=donated, out_shardings=shardings)
         operands = self._place(()), self._place((rows + len(Numbers._fields),))

@@ -87,21 +87,32 @@ class DeviceSampling:
         self._tables = Tables(settings.seed, sharding)
         self._position = jax.device_put(np.int32(0), sharding)
         self._next = 0  # what `_position` says
+        self._drawn: jax.Array | None = None
         self._chosen = 0 < settings.top_k <= MOST_CHOSEN
         self._shardings = sharding, result_sharding
         self._program = _program(self._chosen, sharding, result_sharding)
 
-    def draw(self, logits: jax.Array | np.ndarray, position: int) -> tuple[jax.Array, jax.Array]:
-        """Queues the draw of the id at `position` from logits [1, V].
+    def draw(
+        self, logits: jax.Array | np.ndarray, position: int, before: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Queues the draw of the id at `position`.
+
+        Args:
+            logits: [1, V].
+            position: of the id.
+            before: int32 on the device, donated: the id for the next step is written there, for captured
+                graphs know their operands' addresses; None: anywhere.
 
         Returns:
             the id twice, for the host and for the next step; -1 if a logit is not finite.
         """
         if position != self._next:
             self._position = jax.device_put(np.int32(position), self._shardings[0])
+        if before is None:
+            before = jax.device_put(np.int32(0), self._shardings[0])
         table = self._tables.covering(position, 1)
         found, token, self._history, self._position = self._program(
-            logits, self._history, self._numbers, table, self._position
+            logits, self._history, self._numbers, table, self._position, before
         )
         self._next = position + 1
         return found, token
@@ -120,14 +131,19 @@ class DeviceSampling:
             lowest: position that the id after row 0 has at least, and at most (`WINDOWS` - 1) * T more.
 
         Returns:
-            [T] twice, for the host and for who goes on with it; -1 for a row with a logit that is not finite.
+            [T] twice, for the host and for who goes on with it, until the next window is drawn; -1 for a row
+            with a logit that is not finite.
         """
         rows, vocab_size = logits.shape
         drawable = self._history.bias.shape[0]
         program = _rows_program(self._chosen, vocab_size, drawable, rows, *self._shardings)
         table = self._tables.covering(lowest, WINDOWS * rows)
-        found, drawn, self._history = program(logits, self._history, self._numbers, packed, table)
-        return found, drawn
+        if self._drawn is None:
+            self._drawn = jax.device_put(np.zeros(rows, np.int32), self._shardings[0])
+        found, self._drawn, self._history = program(
+            logits, self._history, self._numbers, packed, table, self._drawn
+        )
+        return found, self._drawn
 
 
 class Tables:
@@ -193,13 +209,15 @@ def compile_draws(vocab_size: int, drawable: int, rows: int, sharding, result_sh
 
 @functools.lru_cache(maxsize=4)
 def _program(chosen: bool, sharding, result_sharding):
-    def program(logits, history, numbers, table, position):
+    def program(logits, history, numbers, table, position, before):
+        del before  # the token is written there
         numbers = dataclasses.replace(numbers, draw=_numbers_in(table, position, 1)[0])
         token, history = draw_id(logits[0], history, numbers, chosen=chosen)
         return token, token, history, position + 1
 
     shardings = (result_sharding, sharding, sharding, sharding)
-    return jax.jit(program, donate_argnums=(1, 4), out_shardings=shardings)
+    donated = (1, 4, 5)
+    return jax.jit(program, donate_argnums=donated, keep_unused=True, out_shardings=shardings)
 
 
 @functools.lru_cache(maxsize=4)
@@ -208,7 +226,8 @@ def _rows_program(
 ):
     """Compiled for its operands, wherever they are: the host's or a device's."""
 
-    def program(logits, history, numbers, packed, table):
+    def program(logits, history, numbers, packed, table, before):
+        del before  # the ids are written there
         ids, window = packed[:rows], programs.Numbers(*packed[rows:])
         draws = _numbers_in(table, jnp.asarray(window.pos) + 1, rows)
         numbers = dataclasses.replace(numbers, draw=draws)
@@ -225,14 +244,16 @@ def _rows_program(
         packed = jnp.zeros(rows + len(programs.Numbers._fields), jnp.int32)
         table = jnp.zeros(1 + _TABLE, jnp.int32)
         numbers = jax.tree.map(jnp.asarray, _numbers_of(SamplingSettings()))
-        return jnp.zeros((rows, vocab_size)), history, numbers, packed, table
+        before = jnp.zeros(rows, jnp.int32)
+        return jnp.zeros((rows, vocab_size)), history, numbers, packed, table, before
 
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         jax.eval_shape(operands),
     )
     out = (result_sharding, sharding, sharding)
-    return jax.jit(program, donate_argnums=1, out_shardings=out).lower(*shapes).compile()
+    jitted = jax.jit(program, donate_argnums=(1, 5), keep_unused=True, out_shardings=out)
+    return jitted.lower(*shapes).compile()
 
 
 def draw_rows(

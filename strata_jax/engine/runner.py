@@ -310,7 +310,7 @@ class Runner:
         if self.options.ring:
             self._place = (place + 1) % self.residual.shape[0]
         if sampling is not None:
-            found, self._best = sampling.draw(self._newest.first, self.position)
+            found, self._best = sampling.draw(self._newest.first, self.position, self._best)
         return Queued(found=found, residual=self.residual, place=place)
 
     def wait_one(self, queued: Queued) -> int:
