@@ -140,10 +140,11 @@ class DeviceSampling:
         table = self._tables.covering(lowest, WINDOWS * rows)
         if self._drawn is None:
             self._drawn = jax.device_put(np.zeros(rows, np.int32), self._shardings[0])
-        found, self._drawn, self._history = program(
+        found, drawn, self._history = program(
             logits, self._history, self._numbers, packed, table, self._drawn
         )
-        return found, self._drawn
+        self._drawn = drawn
+        return found, drawn
 
 
 class Tables:

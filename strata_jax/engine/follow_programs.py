@@ -69,7 +69,7 @@ class Found:
 def find(
     logits: Float32[Array, "T V"],
     drawn: Int32[Array, " T"],
-    packed: Int32[Array, " T+6"],
+    packed: Int32[Array, " T+7"],
     stops: Bool[Array, " V"],
     orders: Orders,
 ) -> Found:
@@ -100,7 +100,7 @@ def find(
 
 def next_window(
     found: Found, drafts: Int32[Array, " N"], made: Int32[Array, ""]
-) -> Int32[Array, " T+6"]:
+) -> Int32[Array, " T+7"]:
     """The operand of the next window: the id found last and `made` drafts, as far as there is room."""
     rows = found.ids.shape[0]
     live = jnp.minimum(1 + made, found.room)
@@ -118,7 +118,7 @@ def next_window(
     return jnp.concatenate([ids, jnp.stack([jnp.asarray(n, jnp.int32) for n in numbers])])
 
 
-def report_of(found: Found, packed: Int32[Array, " T+6"]) -> Int32[Array, " T+2"]:
+def report_of(found: Found, packed: Int32[Array, " T+7"]) -> Int32[Array, " T+2"]:
     """What the host reads: the window's live rows, how many ids are kept, and the ids."""
     rows = found.ids.shape[0]
     live = Numbers(*packed[rows:]).live
@@ -128,11 +128,11 @@ def report_of(found: Found, packed: Int32[Array, " T+6"]) -> Int32[Array, " T+2"
 def scripted_program(
     logits: Float32[Array, "T V"],
     drawn: Int32[Array, " T"],
-    packed: Int32[Array, " T+6"],
+    packed: Int32[Array, " T+7"],
     stops: Bool[Array, " V"],
     script: Int32[Array, " S"],
     orders: Int32[Array, " O"],
-) -> tuple[Int32[Array, " T+6"], Int32[Array, " T+2"]]:
+) -> tuple[Int32[Array, " T+7"], Int32[Array, " T+2"]]:
     """What follows a window whose drafts were known beforehand.
 
     Args:

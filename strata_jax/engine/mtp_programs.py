@@ -139,10 +139,10 @@ def follow_program(
     residual: Float32[Array, "R J D"],
     logits: Float32[Array, "T V"],
     drawn: Int32[Array, " T"],
-    packed: Int32[Array, " T+6"],
+    packed: Int32[Array, " T+7"],
     stops: Bool[Array, " V"],
     orders: Int32[Array, " O"],
-) -> tuple[AttentionCells, Int32[Array, " T+6"], Int32[Array, " T+2"]]:
+) -> tuple[AttentionCells, Int32[Array, " T+7"], Int32[Array, " T+2"]]:
     """What follows a window on a device: cells of the rows that are kept, drafts, the next window's operand.
 
     Args:
