@@ -137,13 +137,9 @@ def environment_notes() -> tuple[str, ...]:
 
 
 def wants_prefill_timing() -> bool:
-    """Whether the environment asks for the time of prompts by phase, as --prefill_timing does.
-
-    Raises:
-        UsageError: if it says neither 0 nor 1.
-    """
-    value = os.environ.get("STRATA_PREFILL_TIMING", "")
-    if value not in ("", "0", "1"):
+    """Whether the environment asks for what --prefill_timing does; UsageError for other than 0 and 1."""
+    value = os.environ.get("STRATA_PREFILL_TIMING") or "0"
+    if value not in ("0", "1"):
         raise UsageError(f"STRATA_PREFILL_TIMING={value}: 0 or 1 expected")
     return value == "1"
 

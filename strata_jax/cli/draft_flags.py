@@ -1,10 +1,10 @@
 """Flags of drafts: guesses of several ids that one window verifies, and of the draft layer that makes them."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from absl import flags
 
+from strata_jax.cli.files import user_path
 from strata_jax.cli.flags import AUTO, define_choice, define_number
 from strata_jax.config import DraftSettings, HiddenNorm
 from strata_jax.errors import UsageError
@@ -100,26 +100,25 @@ def script(value: str | None) -> "DraftScript | None":
         share = -1.0
     if not (colon and path and 0 <= share <= 100):
         raise UsageError(f"--draft_script={value}: PERCENT:FILE expected, as in 50:answers.json")
-    return DraftScript(path=Path(path).expanduser(), percent=share)
+    return DraftScript(path=user_path("draft_script", path), percent=share)
 
 
 def draft_settings(values: flags.FlagValues) -> DraftSettings | None:
     """The settings; None if no draft layer is wanted.
 
     Raises:
-        UsageError: for a draft layer's flag beside --mtp=off, and for a file without a name.
+        UsageError: for a draft layer's flag beside --mtp=off, and for a path that is none.
     """
-    for name in ("mtp", "draft_vocab"):
-        if values[name].value == "":
-            raise UsageError(f"--{name}=: is empty, a file expected")
     if values.mtp == OFF:
         given = [name for name in _OTHERS if not values[name].using_default_value]
         if given:
             raise UsageError(f"--{given[0]}: no effect beside --mtp=off; leave out one of them")
         return None
     return DraftSettings(
-        mtp=None if values.mtp == AUTO else Path(values.mtp).expanduser(),
+        mtp=None if values.mtp == AUTO else user_path("mtp", values.mtp),
         mtp_window=values.mtp_window,
         mtp_norm=values.mtp_norm,
-        draft_vocab=None if values.draft_vocab is None else Path(values.draft_vocab).expanduser(),
+        draft_vocab=(
+            None if values.draft_vocab is None else user_path("draft_vocab", values.draft_vocab)
+        ),
     )

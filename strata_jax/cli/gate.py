@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -11,6 +10,7 @@ from strata_jax.cli import flags as cli_flags
 from strata_jax.cli import tier_flags
 from strata_jax.cli.context import Context
 from strata_jax.cli.draft_flags import define_drafts
+from strata_jax.cli.files import output_path, user_path
 from strata_jax.cli.output import Output
 from strata_jax.config import LOOPBACK
 from strata_jax.errors import UsageError
@@ -85,7 +85,7 @@ def compare(values: flags.FlagValues, context: Context, command: Sequence[str]) 
     output = context.output
     began, library = time.time(), native_library()
     _check_preset(values.preset)
-    record_path = _record_path(values.record)
+    record_path = output_path("record", values.record)
     session.check_platform(values, output)
     planned = _planned(values, command, output)
     with output.progress() as report:
@@ -112,16 +112,6 @@ def _check_preset(name: str | None) -> None:
     suggestion = cli_flags.nearest(name, known)
     advice = f"did you mean {suggestion}?" if suggestion else f"one of {', '.join(known)} expected"
     raise UsageError(f"gate: unknown --preset={name}; {advice}")
-
-
-def _record_path(value: str | None) -> Path | None:
-    """Checks now what would be a pity to find out after the runs."""
-    if value is None:
-        return None
-    path = Path(value).expanduser()
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"--record={value}: a file in an existing folder expected")
-    return path
 
 
 def _planned(
@@ -158,7 +148,7 @@ def _jobs(values: flags.FlagValues, command: Sequence[str], output: Output) -> l
     from strata_jax.weights.pack import open_pack
 
     jobs = []
-    for path in [Path(each).expanduser() for each in values.model] or [embedded_model()]:
+    for path in [user_path("model", each) for each in values.model] or [embedded_model()]:
         with open_pack(path) as pack:
             for line in pack.warnings:
                 output.note(line)

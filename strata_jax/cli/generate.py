@@ -9,6 +9,7 @@ from absl import flags
 from strata_jax.cli import flags as cli_flags
 from strata_jax.cli.context import Context, Generation
 from strata_jax.cli.draft_flags import define_draft_layer, define_drafts
+from strata_jax.cli.files import output_path
 from strata_jax.cli.tier_flags import define_tiers
 from strata_jax.errors import UsageError
 
@@ -83,7 +84,7 @@ def run(values: flags.FlagValues, context: Context) -> int:
 
     output = context.output
     _check(values)
-    logits_out = _logits_path(values.logits_out)
+    logits_out = output_path("logits_out", values.logits_out)
     prompt = prompts.read_prompt(values, context.stdin)
     platform = session.check_platform(values, output)
     with session.opened_pack(values, output) as pack:
@@ -127,16 +128,6 @@ def _check(values: flags.FlagValues) -> None:
         for name in ("thinking", "effort"):
             if not values[name].using_default_value:
                 raise UsageError(f"generate: --{name} is the chat template's, --chat expected too")
-
-
-def _logits_path(value: str | None) -> Path | None:
-    """Checks now what would be a pity to find out after the answer."""
-    if value is None:
-        return None
-    path = Path(value).expanduser()
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"--logits_out={value}: a file in an existing folder expected")
-    return path
 
 
 def _write_logits(path: Path, generation: Generation) -> None:

@@ -8,6 +8,7 @@ from absl import flags
 
 from strata_jax.cli import flags as cli_flags
 from strata_jax.cli.context import Context
+from strata_jax.cli.files import output_path, user_path
 from strata_jax.errors import BadFileError, UsageError
 
 if TYPE_CHECKING:
@@ -59,12 +60,12 @@ def run(values: flags.FlagValues, context: Context) -> int:
     from strata_jax.weights.routing import RoutingReader
 
     _check(values)
-    profiles = [Profile.load(path) for path in _paths(values.profile)]
-    readers = [RoutingReader(path) for path in _paths(values.routing)]
+    profiles = [Profile.load(path) for path in _paths("profile", values.profile)]
+    readers = [RoutingReader(path) for path in _paths("routing", values.routing)]
     _check_models(values, profiles, readers)
     result = _act(values, profiles, readers, context)
-    if values.out is not None:
-        path = Path(values.out).expanduser()
+    path = output_path("out", values.out)
+    if path is not None:
         result.save(path)
         context.output.note(f"wrote {path}: {len(result.ranked)} experts ranked")
     if values.json:
@@ -121,9 +122,7 @@ def _check_out(values: flags.FlagValues) -> None:
         return
     if values.out is None:
         _refuse(values, "no --out", "a file to write the ranking to expected")
-    path = Path(values.out).expanduser()
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"--out={values.out}: a file in an existing folder expected")
+    output_path("out", values.out)
 
 
 def _refuse(values: flags.FlagValues, received: str, expected: str) -> NoReturn:
@@ -168,10 +167,11 @@ def _check_models(
     from strata_jax.weights.pack import open_pack
     from strata_jax.weights.profile import routed_model
 
-    files = list(zip(_paths([*values.profile, *values.routing]), [*profiles, *readers]))
+    paths = [*_paths("profile", values.profile), *_paths("routing", values.routing)]
+    files = list(zip(paths, [*profiles, *readers]))
     name, expected = files[0][0], files[0][1].model
     if values.model is not None:
-        name = Path(values.model).expanduser()
+        name = user_path("model", values.model)
         with open_pack(name) as pack:
             expected = routed_model(pack)
     for path, file in files:
@@ -181,8 +181,8 @@ def _check_models(
             )
 
 
-def _paths(names: list[str]) -> list[Path]:
-    return [Path(name).expanduser() for name in names]
+def _paths(flag: str, names: list[str]) -> list[Path]:
+    return [user_path(flag, name) for name in names]
 
 
 def _summary(profile: "Profile") -> dict[str, Any]:

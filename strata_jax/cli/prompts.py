@@ -2,11 +2,11 @@
 
 import json
 import re
-from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from absl import flags
 
+from strata_jax.cli.files import user_path
 from strata_jax.config import ModelConfig
 from strata_jax.errors import BadFileError, UsageError
 from strata_jax.text.answer import THINK_CLOSE, THINK_OPEN
@@ -42,7 +42,7 @@ def read_prompt(values: flags.FlagValues, stdin: TextIO | None) -> str | tuple[i
         return _read_ids(values.prompt_ids)
     if values.prompt_file is not None:
         path = values.prompt_file
-        return _as_text(_read_file(path), f"--prompt_file={path}")
+        return _as_text(_read_file("prompt_file", path), f"--prompt_file={path}")
     if values.prompt is not None:
         return values.prompt
     return _read_stdin(stdin)
@@ -95,7 +95,7 @@ def _read_ids(value: str) -> tuple[int, ...]:
             f"--prompt_ids={shown}: ids like 5,6,7 or a file of a JSON list of ids expected"
         )
     try:
-        found = json.loads(_read_file(value))
+        found = json.loads(_read_file("prompt_ids", value))
     except (ValueError, RecursionError) as error:
         raise BadFileError(f"{value}: no JSON ({error}), a list of ids expected") from None
     if not isinstance(found, list):
@@ -109,18 +109,17 @@ def _read_ids(value: str) -> tuple[int, ...]:
 
 def _is_there(path: str) -> bool:
     try:
-        return bool(path) and Path(path).expanduser().exists()
-    except OSError:  # a name too long for a file
+        return user_path("prompt_ids", path).exists()
+    except (OSError, UsageError):  # a name too long for a file, or none
         return False
 
 
-def _read_file(path: str) -> bytes:
+def _read_file(flag: str, path: str) -> bytes:
     try:
-        with Path(path).expanduser().open("rb") as file:
+        with user_path(flag, path).open("rb") as file:
             return _read_bounded(file, path)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise BadFileError(f"{path}: cannot be read: {reason}") from None
+    except OSError as error:
+        raise BadFileError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _read_bounded(file: BinaryIO, where: str) -> bytes:

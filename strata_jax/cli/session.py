@@ -15,7 +15,7 @@ from strata_jax.cli import draft_flags, sampling
 from strata_jax.cli.context import Context, Engine
 from strata_jax.cli.devices import choose_platform, nvidia_devices
 from strata_jax.cli.draft_flags import draft_settings
-from strata_jax.cli.files import model_path
+from strata_jax.cli.files import model_path, output_path, user_path
 from strata_jax.cli.flags import AUTO
 from strata_jax.cli.native import load_native
 from strata_jax.cli.output import Output
@@ -92,7 +92,7 @@ def running_engine(
         tiers=tiers,
         mtp=draft_settings(values),
         platform=platform,
-        routing_out=_routing_path(values.routing_out),
+        routing_out=output_path("routing_out", values.routing_out),
     )
     with context.output.progress() as report:
         engine = context.open_engine(pack, options, report)
@@ -116,15 +116,6 @@ def _check_profile_save(pack: Pack, tiers: TierSettings, output: Output) -> None
         )
 
 
-def _routing_path(value: str | None) -> Path | None:
-    if value is None:
-        return None
-    path = Path(value).expanduser()
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"--routing_out={value}: a file in an existing folder expected")
-    return path
-
-
 def versions() -> dict[str, str]:
     """What decides the bits of an answer beside the model file."""
     packages = ("jax", "jaxlib", "numpy")
@@ -140,7 +131,7 @@ def _compile_cache(asked: str | None, output: Output) -> Path | None:
     """
     if asked == "off":
         return None
-    folder = Path(asked).expanduser() if asked is not None else user_cache_dir()
+    folder = user_cache_dir() if asked is None else user_path("compile_cache", asked)
     if folder is None:
         output.note("compiled programs are not kept: no home folder; --compile_cache names one")
         return None

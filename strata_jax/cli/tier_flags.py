@@ -1,13 +1,12 @@
 """Flags of the expert tiers and of the n-gram table, and the settings they make."""
 
-from pathlib import Path
 from typing import Any
 
 from absl import flags
 
+from strata_jax.cli.files import output_path, user_path
 from strata_jax.cli.flags import AUTO, Number, NumberOrAuto, define_choice, define_number
 from strata_jax.config import LOOPBACK, TierSettings, environment_peer_stream
-from strata_jax.errors import UsageError
 
 _DEFAULTS = TierSettings()
 _PATHS = ("expert_profile", "expert_profile_save")
@@ -109,10 +108,8 @@ def tier_settings(values: flags.FlagValues) -> TierSettings:
         chosen["peer_stream"] = environment_peer_stream()
     for name in _PATHS:
         if chosen[name] is not None:
-            chosen[name] = Path(chosen[name]).expanduser()
-    save = chosen["expert_profile_save"]
-    if save is not None and (save.is_dir() or not save.parent.is_dir()):
-        raise UsageError(f"--expert_profile_save={save}: a file in an existing folder expected")
+            path = user_path if name == "expert_profile" else output_path
+            chosen[name] = path(name, chosen[name])
     given = frozenset(name for name in _names() if not values[name].using_default_value)
     if not chosen["expert_cache_fill_all"]:
         given -= {"expert_cache_fill_all"}  # asking for nothing needs no effect

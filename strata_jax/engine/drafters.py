@@ -86,7 +86,9 @@ class Drafters:
             sources.append(Source(name="mtp", drafter=self._mtp, length=length(), flow=flow))
         if sources and most > 0:
             self.drafting = Drafting(sources, most, options.min_probability)
-        self.notes += _idle_notes(self._settings, self.needs)
+        self.notes += (
+            _idle_notes(options) if most == 0 else _missing_notes(self._settings, self.needs)
+        )
 
     def close(self) -> None:
         """Lets go of the draft layer, before the model."""
@@ -131,16 +133,30 @@ class Drafters:
         return drafter
 
 
-def _idle_notes(settings: DraftSettings | None, needs: DraftNeeds | None) -> tuple[str, ...]:
+def _idle_notes(options: EngineOptions) -> tuple[str, ...]:
+    """Which settings of drafts have no effect, because a window has one live row."""
+    idle = ["--suffix_draft"] if options.suffix_draft else []
+    idle += [] if options.mtp is None else _changed(options.mtp)
+    if not idle:
+        return ()
+    return (f"{', '.join(idle)}: no effect, a window of one live row has no room for drafts",)
+
+
+def _missing_notes(settings: DraftSettings | None, needs: DraftNeeds | None) -> tuple[str, ...]:
     """Which settings of a draft layer have no effect, because there is none."""
     if settings is None or needs is not None:
         return ()
-    idle = [
+    idle = _changed(settings)
+    if not idle:
+        return ()
+    return (f"{', '.join(idle)}: no effect, the model has no draft layer; --mtp=FILE names one",)
+
+
+def _changed(settings: DraftSettings) -> list[str]:
+    """Flags of a draft layer that are not as usual."""
+    return [
         f"--{field.name}"
         for field in dataclasses.fields(DraftSettings)
         if field.name not in ("most", "min_probability")
         and getattr(settings, field.name) != field.default
     ]
-    if not idle:
-        return ()
-    return (f"{', '.join(idle)}: no effect, the model has no draft layer; --mtp=FILE names one",)

@@ -96,7 +96,6 @@ def test_refuses_a_broken_file_of_ids(tmp_path: Path, content: str, expected: st
     "arg",
     [
         "--prompt_file=none",
-        "--prompt_file=",
         "--prompt_file=/dev/zero/x",
         "--prompt_ids=none.json",
         "--prompt_ids=/",

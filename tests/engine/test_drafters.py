@@ -97,11 +97,15 @@ def test_a_note_says_that_there_are_drafts(plain, drafting):
 
 @pytest.mark.parametrize("options", [{"spec": 1}, {"window_rows": 1}, {"mtp": None}])
 def test_there_are_none_where_windows_have_no_room_or_nobody_wants_any(pack, options):
-    chosen = EngineOptions(**{"max_context": 128, "mtp": DraftSettings(), **options})
+    chosen = EngineOptions(
+        **{"max_context": 128, "mtp": DraftSettings(mtp_window=128), "suffix_draft": 2, **options}
+    )
 
     engine = Engine.open(pack, chosen)
 
     assert not any("draft layer" in note for note in engine.notes)
+    idle = "--suffix_draft, --mtp_window: no effect, a window of one live row"
+    assert any(idle in note for note in engine.notes) == (chosen.mtp is not None)
     engine.close()
 
 
