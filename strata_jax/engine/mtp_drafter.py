@@ -10,6 +10,7 @@ The row of position p stands for the id at p and the residual of p - 1. Rows of 
 true are written over by those that did: a cell belongs to a position.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -178,18 +179,25 @@ class MtpDrafter:
         """Rows whose cells are written in one go."""
         given = numbers(3 * self._together + 3)
         self._windows = compiled(windows, None, (residual,) * self._held, given)
-        self._chain = self._follow = None
+        self._chain = None
+        self._follow: dict[int, Any] = {}
+        """By the drafts that there are at most: steps of a chain that nobody wants take their time, too."""
         if drawable is None:
             chain = functools.partial(chain_program, settings)
             out = (None, placing.result_sharding)
             self._chain = compiled(chain, out, residual, numbers(rows + NUMBERS))
         else:
-            follow = functools.partial(follow_program, settings)
             operands = follow_operands(config.vocab_size, drawable, rows, place)
             out = (None, placing.sharding, placing.result_sharding)
             orders = numbers(len(Orders._fields))
-            # The next window's operand lies where this one's did, so a captured graph knows its address.
-            self._follow = compiled(follow, out, residual, *operands, orders, donated=(5,))
+            for most in _chain_lengths(self._most):
+                program = functools.partial(
+                    follow_program, dataclasses.replace(settings, most=most)
+                )
+                # The next window's operand lies where this one's did: a captured graph knows its address.
+                self._follow[most] = compiled(
+                    program, out, residual, *operands, orders, donated=(5,)
+                )
             self._sender = OrderSender(placing.sharding)
         drop = functools.partial(drop_oldest, count=sizes.step, ratio=config.index_ratio)
         self._shift = None
@@ -262,10 +270,11 @@ class MtpDrafter:
         self, window: Window, drawn: jax.Array, stops: jax.Array, orders: Orders, end: int
     ) -> tuple[jax.Array, jax.Array]:
         """See `Follower`: the cells of the rows that are kept, and a chain of drafts behind them."""
-        assert self._follow is not None, "compiled for a device"
-        self._make_room(end + 1 + self._most)
+        assert self._follow, "compiled for a device"
+        most = next(most for most in self._follow if most >= orders.wanted)
+        self._make_room(end + 1 + most)
         told = self._sender.send(orders._replace(origin=self.origin))
-        self._cells, packed, report = self._follow(
+        self._cells, packed, report = self._follow[most](
             self._params,
             self._given(),
             window.residual,
@@ -348,6 +357,15 @@ def _draft_ops(
         embed_rows=own.embed_rows if draft.has(Role.TOKEN_EMBD) else shared.embed_rows,
         head=functools.partial(head, layer=0, roles=(Role.OUTPUT,), num_columns=columns),
     )
+
+
+def _chain_lengths(most: int) -> list[int]:
+    """1, 3, 7 and so on below `most`, and `most`."""
+    lengths, length = [], 1
+    while length < most:
+        lengths.append(length)
+        length = 2 * length + 1
+    return [*lengths, most]
 
 
 def _numbers(ids: np.ndarray, width: int, behind: tuple[int, ...]) -> np.ndarray:

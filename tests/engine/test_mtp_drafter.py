@@ -24,7 +24,7 @@ from tests.gguf_maker import TINY, make_model
 
 STEPS = StepSizes(tile_rows=64, window_rows=8)
 IDS = np.random.default_rng(5).integers(0, 500, 300).astype(np.int32)
-MOST = 5
+MOST = 3
 
 
 @pytest.fixture(scope="module")
