@@ -154,3 +154,15 @@ def test_ids_that_have_no_token_never_win(chosen: SamplingSettings):
 
     assert max(one) < 2990
     assert rows.max() < 2990
+
+
+@pytest.mark.parametrize("size", [63, 65, 3000, 8193, 20_000])
+def test_finds_the_largest_logits_of_any_vocabulary(size):
+    """Few values, so that many are equal."""
+    logits = np.random.default_rng(size).integers(-60, 60, size).astype(np.float32)
+
+    ids, scores = device_sampling._largest(jnp.asarray(logits))
+
+    expected = np.argsort(-logits, kind="stable")[:MOST_CHOSEN]
+    assert ids.tolist() == expected.tolist()
+    assert scores.tolist() == logits[expected].tolist()
