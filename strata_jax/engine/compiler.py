@@ -126,8 +126,8 @@ class Compiler:
     def window(self, program):
         """A window: (params, state, `Results` of the one before, its best id, operand) to results.
 
-        Results are the best id of row 0 twice, for the host and for the next window; `Results`, and the new
-        state. A GPU writes what it finds where that of the one before lay: a captured graph knows its
+        Results are `Results`, the new state, and the best id of row 0 twice, for the next window and for the
+        host: the host's comes last, for what is given away goes to the first result of its shape. A GPU writes what it finds where that of the one before lay: a captured graph knows its
         addresses, and to tell it others takes the host longer than many a step takes the device.
         """
         options, rows = self.options, self.options.window_rows
@@ -144,14 +144,14 @@ class Compiler:
                 written = placed(before.residual, written, numbers.place, numbers.live)
             best = self._best(logits)
             found = Results(first=logits[:1], logits=logits, residual=written)
-            return best, best, found, state
+            return found, state, best, best
 
         results = self._shapes(self._no_results)
         is_gpu = self.placing.backend.name == "cuda"
         donated = (1, 3) if is_gpu else (1,)
         if is_gpu and (options.ring or not options.residual):
             donated = (1, 2, 3)
-        shardings = (self.placing.result_sharding, None, None, None)
+        shardings = (None, None, None, self.placing.result_sharding)
         jitted = jax.jit(packed, donate_argnums=donated, out_shardings=shardings)
         operands = self._place(()), self._place((rows + len(Numbers._fields),))
         lowered = jitted.lower(self.params, self._state_shapes(), results, *operands)

@@ -112,7 +112,7 @@ class DeviceSampling:
         if before is None:
             before = jax.device_put(np.int32(0), self._shardings[0])
         table = self._tables.covering(position, 1)
-        found, token, self._history, self._position = self._program(
+        self._history, self._position, token, found = self._program(
             logits, self._history, self._numbers, table, self._position, before
         )
         self._next = position + 1
@@ -141,7 +141,7 @@ class DeviceSampling:
         table = self._tables.covering(lowest, WINDOWS * rows)
         if self._drawn is None:
             self._drawn = jax.device_put(np.zeros(rows, np.int32), self._shardings[0])
-        found, drawn, self._history = program(
+        self._history, drawn, found = program(
             logits, self._history, self._numbers, packed, table, self._drawn
         )
         self._drawn = drawn
@@ -215,9 +215,10 @@ def _program(chosen: bool, sharding, result_sharding):
         del before  # the token is written there
         numbers = dataclasses.replace(numbers, draw=_numbers_in(table, position, 1)[0])
         token, history = draw_id(logits[0], history, numbers, chosen=chosen)
-        return token, token, history, position + 1
+        # The host's comes last: what is given away goes to the first result of its shape.
+        return history, position + 1, token, token
 
-    shardings = (result_sharding, sharding, sharding, sharding)
+    shardings = (sharding, sharding, sharding, result_sharding)
     donated = (1, 4, 5)
     return jax.jit(program, donate_argnums=donated, keep_unused=True, out_shardings=shardings)
 
@@ -235,7 +236,7 @@ def _rows_program(
         numbers = dataclasses.replace(numbers, draw=draws)
         live = jnp.asarray(window.live)
         found, history = draw_rows(logits, history, numbers, ids, live, chosen=chosen)
-        return found, found, history
+        return history, found, found
 
     def operands():
         history = History(
@@ -253,7 +254,7 @@ def _rows_program(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         jax.eval_shape(operands),
     )
-    out = (result_sharding, sharding, sharding)
+    out = (sharding, sharding, result_sharding)
     jitted = jax.jit(program, donate_argnums=(1, 5), keep_unused=True, out_shardings=out)
     return jitted.lower(*shapes).compile()
 

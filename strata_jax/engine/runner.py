@@ -434,7 +434,7 @@ class Runner:
         state, self._state = self._state, None  # donated: a failed step leaves no state behind
         if program is None:
             results, self._results = self._newest, None
-            best, self._best, self._results, self._state = self._programs.window(
+            self._results, self._state, self._best, best = self._programs.window(
                 self._params, state, results, self._best, packed
             )
             self.residual = self._newest.residual
