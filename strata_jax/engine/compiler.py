@@ -127,8 +127,9 @@ class Compiler:
         """A window: (params, state, `Results` of the one before, its best id, operand) to results.
 
         Results are `Results`, the new state, and the best id of row 0 twice, for the next window and for the
-        host: the host's comes last, for what is given away goes to the first result of its shape. A GPU writes what it finds where that of the one before lay: a captured graph knows its
-        addresses, and to tell it others takes the host longer than many a step takes the device.
+        host: the host's comes last, for what is given away goes to the first result of its shape. A GPU
+        writes what it finds where that of the one before lay: a captured graph knows its addresses, and
+        to tell it others takes the host longer than many a step takes the device.
         """
         options, rows = self.options, self.options.window_rows
         self.report(f"compiling the program for {rows} rows")
