@@ -81,7 +81,8 @@ def define_tiers(values: flags.FlagValues) -> None:
         values,
         "pcie_frac",
         NumberOrAuto(float, 0, 1),
-        "share of the missed experts that the device computes from host memory; auto is 0 on the CPU",
+        "share of the missed experts that the device computes from host memory; auto is 0 on the CPU, "
+        "and measured at start on a GPU",
     )
     _define_auto(
         values,
@@ -158,7 +159,8 @@ def _define_host(values: flags.FlagValues) -> None:
         "ple_io",
         [AUTO, "direct", "mmap", "ram"],
         "how rows of the n-gram table are read: past the page cache, through it, or from RAM where "
-        "the whole table is locked; auto is mmap for a table that free memory holds eight times",
+        "the whole table is locked; auto is mmap for a table that free memory holds eight times, on a GPU "
+        "ram for one that it holds three times, else direct",
     )
     for name, text in (
         ("host_ram_limit_gib", "bounds everything page-locked or copied in RAM"),

@@ -6,12 +6,9 @@ id drawn last, with drafts of those that may follow, and gives the logits of the
 """
 
 from collections.abc import Callable
-from pathlib import Path
-
-import jax
-from jax.experimental.compilation_cache import compilation_cache
 
 from strata_jax import _native
+from strata_jax.engine.compile_cache import damage_removed, use_compile_cache
 from strata_jax.engine.drafters import Drafters
 from strata_jax.engine.generation import Generation
 from strata_jax.engine.options import EngineOptions, choose_context, choose_index_budget, kv_notes
@@ -63,7 +60,7 @@ class Engine:
         if options.threads is not None:
             _native.set_threads(options.threads)
         if options.cache_dir is not None:
-            _use_compile_cache(options.cache_dir)
+            use_compile_cache(options.cache_dir)
         runner_options = RunnerOptions(
             max_context=context,
             window_rows=options.checked_rows(),
@@ -79,12 +76,13 @@ class Engine:
             ring=drafters.follow,
             draft_needs=drafters.needs,
         )
-        runner = Runner(pack, config, runner_options, report)
-        try:
-            drafters.open(pack, runner, report)
-        except BaseException:
-            runner.close()
-            raise
+        with damage_removed(options.cache_dir) as cache_notes:
+            runner = Runner(pack, config, runner_options, report)
+            try:
+                drafters.open(pack, runner, report)
+            except BaseException:
+                runner.close()
+                raise
         if options.routing_out is not None:
             runner.tiers.write_routing(options.routing_out)
         notes += (
@@ -93,6 +91,7 @@ class Engine:
             + runner.tiers.plan.notes
             + runner.notes
             + drafters.notes
+            + tuple(cache_notes)
         )
         return cls(pack, runner, options, drafters, notes)
 
@@ -150,10 +149,3 @@ class Engine:
         if self._current is not None:
             self._current.cancel()
             self._current = None
-
-
-def _use_compile_cache(directory: Path) -> None:
-    compilation_cache.reset_cache()  # it settles at a process's first compilation, used or not
-    jax.config.update("jax_compilation_cache_dir", str(directory))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
