@@ -6,7 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata_jax.engine.follow_programs import Orders, find, next_window, report_of, stop_mask
+from strata_jax.engine.follow_programs import (
+    Orders,
+    OrderSender,
+    find,
+    next_window,
+    report_of,
+    stop_mask,
+)
 from strata_jax.engine.programs import Numbers
 
 ROWS, VOCAB, POS = 8, 5, 20
@@ -88,3 +95,13 @@ def test_a_window_is_judged_as_ids_one_by_one(ids, live, agree, stops, room, bad
 
 def test_only_ids_that_may_be_drawn_stop():
     assert stop_mask(frozenset({1, 7, -3}), 4).tolist() == [False, True, False, False]
+
+
+def test_orders_are_sent_when_they_change():
+    sender = OrderSender(jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    first = sender.send(Orders(wanted=3, last=9))
+
+    others = [sender.send(Orders(wanted=wanted, last=9)) for wanted in range(100)]
+
+    assert sender.send(Orders(wanted=99, last=9)) is others[-1]
+    assert first.tolist() == others[3].tolist() == [3, 9, 0, 0]
