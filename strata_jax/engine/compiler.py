@@ -153,7 +153,10 @@ class Compiler:
         if is_gpu and (options.ring or not options.residual):
             donated = (1, 2, 3)
         shardings = (None, None, None, self.placing.result_sharding)
-        jitted = jax.jit(packed, donate_argnums=donated, out_shardings=shardings)
+        # Kept, for what nobody reads would not be given away: the logits of the window before.
+        jitted = jax.jit(
+            packed, donate_argnums=donated, keep_unused=is_gpu, out_shardings=shardings
+        )
         operands = self._place(()), self._place((rows + len(Numbers._fields),))
         lowered = jitted.lower(self.params, self._state_shapes(), results, *operands)
         return lowered.compile(self.placing.compiler_options)
