@@ -39,7 +39,7 @@ _SAVED = 6.0
 """Most that they may lose after they have won more than that."""
 _OUTLIER = 4.0
 """A window does not count for more time than so many without drafts take: the machine was busy."""
-_SHARE = 0.02
+_SHARE = 0.04
 """Of the time without drafts, what they may lose in the long run: a pause is as long as that takes."""
 _DOUBLINGS = 2
 """How often a pause is doubled where those before it led to nothing."""
