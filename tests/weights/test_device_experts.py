@@ -274,6 +274,23 @@ def test_draws_the_ids_that_the_host_draws(resident: Runner):
     assert list(resident.best_ids(17, 5, sampling)) == expected
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", [Backend("cuda")], ids=["cuda"], indirect=True)
+def test_windows_write_what_they_find_where_that_of_the_one_before_lay(resident: Runner):
+    """A captured graph is told of every other address: that takes the host longer than many a step."""
+
+    def addresses() -> list[int]:
+        leaves = jax.tree.leaves((resident._state, resident._results, resident._best))
+        return [leaf.unsafe_buffer_pointer() for leaf in leaves if leaf.size]
+
+    resident.reset()
+    resident.read_window(IDS[:8])
+    before = addresses()
+    resident.read_window(IDS[8:10])
+
+    assert addresses() == before
+
+
 def test_refuses_to_record_routing(resident: Runner):
     with pytest.raises(UsageError, match="--platform=cpu records"):
         resident.tiers.experts.record_routing(True)
