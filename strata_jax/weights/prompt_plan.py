@@ -161,9 +161,9 @@ def plan_prompts(
     size = int(slot_bytes(placement.expert_bytes).max())
     scratch = scratch_bytes(config, steps) if steps.lends else 0
     away = away | PromptPlan(lent_bytes=scratch).lent_experts(placement)
-    left = None
-    if settings.expert_cache is not None and primary.room_bytes is not None:
-        left = primary.room_bytes - placement.primary_bytes
+    counted, left = settings.expert_cache is not None, primary.room_bytes
+    if counted and left is not None:
+        left -= placement.primary_bytes  # which otherwise give way
     room = auto_room(primary.memory_bytes, left)
     slots = ring_slots(settings.prefill_ring, away, size, room)
     is_only_way = part is not None and part.is_far
@@ -172,7 +172,7 @@ def plan_prompts(
     own = PromptPlan(ring_slots=slots, owned_bytes=slots * size)
     if is_only_way and not scratch:
         return own
-    if left is not None and not scratch and slots * size <= max(left, 0):
+    if counted and left is not None and not scratch and slots * size <= max(left, 0):
         return own
     share = 1 if is_certain else _LENT_SHARE
     most = placement.primary_bytes // share

@@ -21,6 +21,7 @@ from strata_jax.weights.tier_needs import DRAFT_XLA, Need
 _LEAST_CONTEXT = 256
 """Shorter contexts are no advice."""
 _OTHER_TABLE = "--ple_io=direct"
+_NO_RING = "--prefill_ring=0"
 
 
 class Advisor:
@@ -63,6 +64,9 @@ class Advisor:
         advice = self._shorter(excess)
         if excess <= parts.get("draft", 0) + parts.get(DRAFT_XLA, 0):
             advice.append("--mtp=off")
+        ring = parts.get("prefill ring", 0)
+        if excess <= ring:
+            advice.append(_NO_RING)
         if excess <= by_count:
             advice.append(self._fewer(request, by_count - excess))
         if 0 < excess <= reserve:
@@ -72,7 +76,7 @@ class Advisor:
         least = self._least_memory(need.need_bytes, parts["reserve"], "vram_reserve_mib")
         larger = self._more("device_memory_mib", least, self.free[0])
         if not advice:
-            cuts = {self._no_cache(): by_count, "--vram_reserve_mib=0": reserve}
+            cuts = {self._no_cache(): by_count + ring, "--vram_reserve_mib=0": reserve}
             if not larger:
                 whole = (self.free[0] or 0) // MIB
                 cuts[f"--device_memory_mib={whole}"] = whole * MIB - have
@@ -96,7 +100,7 @@ class Advisor:
             advice.append(f"--peer_reserve_mib={(reserve - excess) // MIB}")
         if excess <= parts["attention"]:
             advice.append("--peer_attention=0")
-        return dataclasses.replace(need, advice=(*advice, "--peer_device=-1"))
+        return dataclasses.replace(need, advice=(*advice, self._ringless("--peer_device=-1")))
 
     def host(
         self,
@@ -207,11 +211,16 @@ class Advisor:
         every = ArenaBudget(memory_bytes=None, exactly=request.expert_bytes.size)
         ends = _ends(place(dataclasses.replace(request, primary=every, peer=None)), Tier.PRIMARY)
         count = int((ends <= room).sum())
-        return f"--expert_cache={count}" if count else self._no_cache()
+        return self._ringless(f"--expert_cache={count}") if count else self._no_cache()
 
     def _no_cache(self) -> str:
         both = self.settings.peer_device is not None  # a peer needs the primary's cache
-        return "--expert_cache=0 with --peer_device=-1" if both else "--expert_cache=0"
+        return self._ringless("--expert_cache=0" + (" with --peer_device=-1" if both else ""))
+
+    def _ringless(self, flag: str) -> str:
+        """A flag that takes experts from a GPU: a ring of a size that was asked for might be too small then."""
+        has_ring = not self.emulated and self.settings.prefill_ring
+        return f"{flag} with {_NO_RING}" if has_ring else flag
 
     def _together(self, excess: int, cuts: dict[str, int]) -> list[str]:
         """Where no flag alone would do: as many of `cuts` as needed, and then a shorter context."""

@@ -110,6 +110,7 @@ class _Planner:
         self.profile = profile
         self.emulated = machine.platform == "cpu"
         self.loopback = settings.peer_device == LOOPBACK and not self.emulated
+        self.peer_free = machine.peer_free_bytes  # of a loopback peer: what the primary leaves
         asked, free = settings.device_memory_mib, machine.primary_free_bytes
         memory = free if free is None or asked is None else min(free, asked * MIB)
         steps = dataclasses.replace(steps, on_gpu=not self.emulated)
@@ -342,8 +343,8 @@ class _Planner:
             assert request.primary is not None
             assert self.machine.primary_free_bytes is not None
             taken = request.primary.reserved_bytes + primary_bytes
-            rest = max(0, self.machine.primary_free_bytes - taken)
-            return self._memory("peer_memory_mib", rest) or 0
+            self.peer_free = max(0, self.machine.primary_free_bytes - taken)
+            return self._memory("peer_memory_mib", self.peer_free) or 0
         copied = primary_bytes + self.staging + self._locked_table_bytes()
         others = sum(self.fixed.values()) + copied
         memory = max(0, self.machine.host.available_bytes - others - self._headroom_bytes())
@@ -360,11 +361,14 @@ class _Planner:
         assert request.peer is not None
         is_given = "peer_reserve_mib" in self.settings.given
         reserve = self._reserve("peer_reserve_mib", memory) if is_given else 0
+        spare = self.peer.staging
+        if self.loopback and spare:  # only now it is known of how much that is
+            self.peer.staging = self._spare_bytes("peer", memory, self.peer.workspace)
         peer = dataclasses.replace(
             request.peer,
             memory_bytes=memory,
             # The memory it shares has a reserve of its own.
-            reserved_bytes=request.peer.reserved_bytes + reserve,
+            reserved_bytes=request.peer.reserved_bytes + reserve + self.peer.staging - spare,
         )
         return dataclasses.replace(request, peer=peer)
 
@@ -425,7 +429,7 @@ class _Planner:
         return max(0, min(bounds))
 
     def _advisor(self) -> Advisor:
-        free = self.machine.primary_free_bytes, self.machine.peer_free_bytes
+        free = self.machine.primary_free_bytes, self.peer_free
         return Advisor(
             self.settings,
             self.max_context,

@@ -207,12 +207,14 @@ def test_a_loopback_peer_takes_what_the_primary_leaves_of_its_device(planned):
     assert primary.parts["peer rows"] > 0
 
 
-def test_a_loopback_peer_has_no_room_where_auto_fills_the_device(planned):
-    free = fixed_bytes(planned(platform="cuda", free=(GIB, None), peer_device="loopback")) + 3 * MIB
+def test_a_loopback_peer_takes_what_the_primary_leaves(planned):
+    settings = {"platform": "cuda", "peer_device": "loopback", "vram_reserve_mib": 0}
+    fixed = fixed_bytes(planned(free=(GIB, None), adapt_swaps=0, **settings))
+    more, less = (planned(free=(fixed + n, None), **settings) for n in (3 * MIB, 10_000))
 
-    tiers = planned(platform="cuda", free=(free, None), peer_device="loopback", vram_reserve_mib=0)
-
-    assert "--peer_device=-1" in problem_of(tiers)
+    more.check()  # without room for swaps, as little is left
+    assert need_of(more, "peer").parts["staging"] == 0
+    assert "--peer_device=-1" in problem_of(less)
 
 
 def test_a_loopback_peer_is_bounded_by_a_flag_too(planned):
