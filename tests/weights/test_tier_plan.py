@@ -210,7 +210,7 @@ def test_a_loopback_peer_takes_what_the_primary_leaves_of_its_device(planned):
 def test_a_loopback_peer_takes_what_the_primary_leaves(planned):
     settings = {"platform": "cuda", "peer_device": "loopback", "vram_reserve_mib": 0}
     fixed = fixed_bytes(planned(free=(GIB, None), adapt_swaps=0, **settings))
-    more, less = (planned(free=(fixed + n, None), **settings) for n in (3 * MIB, 10_000))
+    more, less = (planned(free=(fixed + n, None), **settings) for n in (16 * MIB, 10_000))
 
     more.check()  # without room for swaps, as little is left
     assert need_of(more, "peer").parts["staging"] == 0
