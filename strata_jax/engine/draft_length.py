@@ -46,6 +46,8 @@ _DOUBLINGS = 2
 _LONGEST_PAUSE = 1024
 _LONG_TEXT = 64
 """Windows of a request after which the next one begins with drafts: its text may be another kind."""
+_MOST_OWED = 256
+"""Windows of a pause that may be put off by that."""
 
 
 class DraftLength:
@@ -72,6 +74,7 @@ class DraftLength:
         self._account = _GRANT  # in windows without drafts
         self._lost = 0.0  # since drafts were tried again, or had won enough
         self._failed = 0  # pauses one after the other
+        self._owed = 0  # windows of a pause that a request cut short: the next one is longer
         self._asked = 0  # windows whose drafter was asked
         self._looking = False  # the pause is one to look what windows without drafts cost
         self._unlooked = 0  # windows with drafts since one without was timed
@@ -84,8 +87,9 @@ class DraftLength:
 
     def begin(self) -> None:
         """A request begins."""
-        if self.paused > 0 and not self._looking and self._windows >= _LONG_TEXT:
-            self.paused = 0
+        is_long = self._windows >= _LONG_TEXT
+        if is_long and not self._looking and 0 < self.paused <= _MOST_OWED:
+            self._owed, self.paused = self.paused, 0
         self._windows = 0
 
     def choose(self, room: int) -> tuple[int, float]:
@@ -128,6 +132,7 @@ class DraftLength:
         self._asked += 1
         self._learn(came_true, seconds, wanted)
         if self.paused > 0:  # a device had this window in its queue
+            self._prolong(-won)
             return False
         return self._pay(won)
 
@@ -139,10 +144,14 @@ class DraftLength:
             times.append(seconds)
         elif self.paused > 0 and not self._looking:
             # A device that gets going again is part of what drafts cost.
-            more = min(seconds / self._cost(0), _OUTLIER) - 1
-            self.paused = min(self.paused + int(max(0.0, more) / _SHARE), _LONGEST_PAUSE)
+            self._prolong(min(seconds / self._cost(0), _OUTLIER) - 1)
         self.paused = max(0, self.paused - 1)
         self._looking &= self.paused > 0
+
+    def _prolong(self, lost: float) -> None:
+        """Makes a pause as much longer as it takes to pay for what was lost since it began."""
+        if not self._looking:
+            self.paused = min(self.paused + int(max(0.0, lost) / _SHARE), _LONGEST_PAUSE)
 
     def _learn(self, came_true: int, seconds: float, wanted: int) -> None:
         times = self._seconds.setdefault(wanted, collections.deque(maxlen=_REMEMBERED))
@@ -156,7 +165,7 @@ class DraftLength:
         self._lost -= won
         self._account += won
         if self._account > _SAVED:
-            self._account, self._lost, self._failed = _SAVED, 0.0, 0
+            self._account, self._lost, self._failed, self._owed = _SAVED, 0.0, 0, 0
         if self._account < 0:
             self._begin_pause()
             return True
@@ -169,8 +178,8 @@ class DraftLength:
     def _begin_pause(self) -> None:
         times = 2 ** min(self._failed, _DOUBLINGS)
         lost = max(self._lost, self._grant_again)
-        self.paused = min(int(times * lost / _SHARE), _LONGEST_PAUSE)
-        self._failed += 1
+        self.paused = min(self._owed + int(times * lost / _SHARE), _LONGEST_PAUSE)
+        self._failed, self._owed = self._failed + 1, 0
         self._account, self._lost = self._grant_again, 0.0
         self._cold_drafts = int(self._ahead)  # that window waits for the device to run empty
         # The text may be another one by then: what was seen counts as much as a few drafts.

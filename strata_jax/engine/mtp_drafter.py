@@ -360,12 +360,8 @@ def _draft_ops(
 
 
 def _chain_lengths(most: int) -> list[int]:
-    """1, 3, 7 and so on below `most`, and `most`."""
-    lengths, length = [], 1
-    while length < most:
-        lengths.append(length)
-        length = 2 * length + 1
-    return [*lengths, most]
+    """Those that have a program: one draft and `most`, and the few that are wanted where drafts are hard."""
+    return sorted({min(length, most) for length in (1, 2, 3, most)})
 
 
 def _numbers(ids: np.ndarray, width: int, behind: tuple[int, ...]) -> np.ndarray:

@@ -182,15 +182,6 @@ def test_windows_without_drafts_that_were_believed_dear_are_looked_at_again(dear
     assert 90 < drafted < most
 
 
-def test_a_window_that_a_device_had_in_its_queue_makes_no_pause_longer():
-    length = learned(1)
-    while not length.paused:
-        length.seen(0, 2.0, wanted=1)
-    paused = length.paused
-    length.seen(0, 2.0, wanted=1)
-    assert length.paused == paused
-
-
 def test_a_device_that_gets_going_again_makes_a_pause_longer():
     length = learned(1, ahead=True)
     while not length.paused:
@@ -198,3 +189,26 @@ def test_a_device_that_gets_going_again_makes_a_pause_longer():
     paused = length.paused
     length.seen(0, 3.0, wanted=0)
     assert length.paused > paused + 40
+
+
+def test_a_pause_that_a_request_cuts_short_is_owed():
+    length = learned(1)
+    simulate(0.0, dear, windows=100, most=1, length=length)
+    rest = length.paused
+
+    length.begin()
+    assert length.paused == 0 < rest
+    length.seen(0, 2.0, wanted=1)
+
+    assert length.paused > rest
+
+
+def test_windows_in_a_devices_queue_make_a_pause_longer_by_what_they_lose():
+    length = learned(1, ahead=True)
+    while not length.paused:
+        length.seen(0, 2.0, wanted=1)
+    paused = length.paused
+    length.seen(1, 1.5, wanted=1)  # won
+    assert length.paused == paused
+    length.seen(0, 2.0, wanted=1)
+    assert length.paused > paused + 20
