@@ -78,7 +78,6 @@ RingSizes DeviceStore::SizesOfRing(const RingPlan& plan, double share, bool is_p
   sizes.min_rows = plan.min_rows;
   sizes.patience_ms = plan.patience_ms;
   const std::vector<bool> is_lent = lent_.Fixed(table_.size());
-  if (swaps_ != nullptr) swaps_->SetFixed(is_lent);
   for (int64_t layer = 0; layer < num_layers_; ++layer) {
     sizes.slot_bytes = std::max(sizes.slot_bytes, shapes_[layer].bytes);
     int64_t linked = 0, listed = 0;

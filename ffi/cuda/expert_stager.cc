@@ -1,5 +1,6 @@
 #include "cuda/expert_stager.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>

@@ -10,6 +10,7 @@
 // waits takes it for a sign of life, so a slow disk is no fault.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>

@@ -2,9 +2,9 @@
 
 namespace strata {
 
-void LentSlots::Add(std::vector<uint64_t>* table, int64_t word, uint8_t* home, int64_t bytes) {
+void LentSlots::Add(std::vector<uint64_t>* table, int64_t index, uint8_t* home, int64_t bytes) {
   table_ = table;
-  experts_.push_back({word, (*table)[word], home, bytes});
+  experts_.push_back({index, (*table)[index], home, bytes});
 }
 
 std::vector<bool> LentSlots::Fixed(size_t num_words) const {

@@ -21,8 +21,9 @@ namespace strata {
 
 class LentSlots {
  public:
-  // `table`: words of all experts, the host's copy; `word`: of which expert; it has been put.
-  void Add(std::vector<uint64_t>* table, int64_t word, uint8_t* home, int64_t bytes);
+  // `table`: words of all experts, the host's copy, which stays where it is; `index`: of an expert
+  // that has been put; `home`: room for a second copy, which the caller fills.
+  void Add(std::vector<uint64_t>* table, int64_t index, uint8_t* home, int64_t bytes);
 
   bool empty() const { return experts_.empty(); }
   bool is_lent() const { return is_lent_; }

@@ -32,6 +32,7 @@ bool Poller::Stop(milliseconds grace) {
   if (grace == milliseconds::max()) {
     wake_.wait(lock, gone);
   } else if (!wake_.wait_for(lock, grace, gone)) {
+    thread_.detach();  // it ends when it can; nobody joins it any more
     return false;
   }
   lock.unlock();

@@ -35,7 +35,7 @@ class Poller {
   // After an abort, with no step under way: waits for the answer under way to end and makes the
   // bell fit for use. False if it has not ended within `grace`.
   bool Recover(std::chrono::milliseconds grace);
-  // Ends the thread; false if it is stuck. Then the object must be kept for good.
+  // Ends the thread, once; false if it is stuck. Then the object must be kept for good.
   bool Stop(std::chrono::milliseconds grace);
 
   // A sign of life.
