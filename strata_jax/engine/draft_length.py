@@ -39,8 +39,9 @@ _SAVED = 6.0
 """Most that they may lose after they have won more than that."""
 _OUTLIER = 4.0
 """A window does not count for more time than so many without drafts take: the machine was busy."""
-_SHARE = 0.04
-"""Of the time without drafts, what they may lose in the long run: a pause is as long as that takes."""
+_SHARE, _SHARE_AHEAD = 0.03, 0.04
+"""Of the time without drafts, what they may lose in the long run: a pause is as long as that takes. More on a
+device, whose trials are dear: texts would be over before there was another one."""
 _DOUBLINGS = 2
 """How often a pause is doubled where those before it led to nothing."""
 _LONGEST_PAUSE = 1024
@@ -67,6 +68,7 @@ class DraftLength:
             ahead: windows without drafts are put into a device's queue a step ahead of the host.
         """
         self._ahead = ahead
+        self._share = _SHARE_AHEAD if ahead else _SHARE
         self._grant_again = _GRANT_AGAIN_AHEAD if ahead else _GRANT_AGAIN
         self._reached = [_HOPED] * most  # windows in which all drafts before this place came true
         self._came_true = [_HOPED * _HOPE] * most
@@ -151,7 +153,7 @@ class DraftLength:
     def _prolong(self, lost: float) -> None:
         """Makes a pause as much longer as it takes to pay for what was lost since it began."""
         if not self._looking:
-            self.paused = min(self.paused + int(max(0.0, lost) / _SHARE), _LONGEST_PAUSE)
+            self.paused = min(self.paused + int(max(0.0, lost) / self._share), _LONGEST_PAUSE)
 
     def _learn(self, came_true: int, seconds: float, wanted: int) -> None:
         times = self._seconds.setdefault(wanted, collections.deque(maxlen=_REMEMBERED))
@@ -178,7 +180,7 @@ class DraftLength:
     def _begin_pause(self) -> None:
         times = 2 ** min(self._failed, _DOUBLINGS)
         lost = max(self._lost, self._grant_again)
-        self.paused = min(self._owed + int(times * lost / _SHARE), _LONGEST_PAUSE)
+        self.paused = min(self._owed + int(times * lost / self._share), _LONGEST_PAUSE)
         self._failed, self._owed = self._failed + 1, 0
         self._account, self._lost = self._grant_again, 0.0
         self._cold_drafts = int(self._ahead)  # that window waits for the device to run empty
