@@ -78,6 +78,45 @@ struct AheadItems {
   }
 };
 
+// A warp's 128 values of each live row: there are as many warps as a row has such parts. They are
+// to be asked for before the first weights, behind which they would wait.
+struct RowQuads {
+  float4 values[kMostRows];
+
+  __device__ __forceinline__ RowQuads(const FfnParams& p, int live) {
+    const float* at = p.x + threadIdx.x / 32 * kQuad + threadIdx.x % 32 * 4;
+#pragma unroll
+    for (int row = 0; row < kMostRows; ++row) {
+      values[row] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (row == 0 || row < live) {  // the first row does not wait for `live`
+        values[row] = *reinterpret_cast<const float4*>(at + static_cast<int64_t>(row) * p.width);
+      }
+    }
+  }
+  // The caller synchronises.
+  __device__ __forceinline__ void Quantize(const FfnParams& p, int live,
+                                           const QuantizedShared& to) const {
+    constexpr int kTogether = 4;  // the steps of one wait for one another, those of others do not
+    const int lane = threadIdx.x % 32;
+    const int at = threadIdx.x / 32 * kQuad + 4 * lane;
+#pragma unroll
+    for (int first = 0; first < kMostRows; first += kTogether) {
+      if (first >= live) break;
+      QuantizedQuad quads[kTogether];
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) quads[k] = QuantizeQuad(values[first + k]);
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        if (first + k >= live) break;
+        const int value = (first + k) * p.width + at;
+        *reinterpret_cast<uint32_t*>(to.codes + value) = quads[k].codes;
+        if (lane % 8 == 0) to.scales[value / 32] = quads[k].scale;
+        if (lane % 4 == 0) to.sums[value / 16] = static_cast<int16_t>(quads[k].half_sum);
+      }
+    }
+  }
+};
+
 // Routed gates and ups are of Decode's type, the shared expert's Q8_0.
 template <typename Decode, bool kDoors>
 __global__ void __launch_bounds__(2 * kPairWarps * 32, 1)
@@ -96,7 +135,6 @@ __global__ void __launch_bounds__(2 * kPairWarps * 32, 1)
   const AheadPlaces places(warps, p.num_rows, p.num_active, p.width, kBookBytes,
                            AheadSlot<Decode>::kSize);
   AheadSlot<Decode> slot(shared + places.slots_at + warp * AheadSlot<Decode>::kSize, lane);
-  if constexpr (kBookBytes > 0) StageBook<Decode, kMostBookCopies>(shared);
   const int live = min(max(*p.live, 0), p.num_rows);
   const int rings = kDoors && p.mailbox.box != nullptr;
   WaitForKernelBefore();
@@ -105,9 +143,12 @@ __global__ void __launch_bounds__(2 * kPairWarps * 32, 1)
   if constexpr (kDoors) {
     if (rings && blockIdx.x == 0) return Ring(p);
   }
-  const FirstQuads quads(p.x, p.width);
   uint64_t* words = reinterpret_cast<uint64_t*>(shared + places.words_at);
-  FillWords<kDoors>(p, live, blockIdx.x == static_cast<unsigned>(rings), words);
+  // First what the first weights wait for, by the last warps, which have the least to do with the
+  // book.
+  FillWords<kDoors>(p, live, blockIdx.x == static_cast<unsigned>(rings), words, warps - 1 - warp);
+  if constexpr (kBookBytes > 0) StageBook<Decode, kMostBookCopies>(shared);
+  const RowQuads quads(p, live);
   __syncthreads();
   const int first = static_cast<int>(blockIdx.x) - rings;
   const int blocks = static_cast<int>(gridDim.x) - rings;
@@ -130,7 +171,7 @@ __global__ void __launch_bounds__(2 * kPairWarps * 32, 1)
   };
   ask_at(first);
   const QuantizedShared q = QuantizedAt(shared + places.rows_at, p.num_rows, p.width);
-  quads.Quantize(p.x, live, p.width, q);
+  quads.Quantize(p, live, q);
   __syncthreads();
   const Rows rows = {q.codes, q.scales, q.sums, nullptr, p.width, nullptr, 0};
   float* sums = reinterpret_cast<float*>(shared + places.sums_at);

@@ -87,15 +87,17 @@ struct GateUpShared {
 };
 
 // Fills the words of the live rows, by a whole block that synchronises; `counts`: and notes the use
-// of their experts.
+// of their experts. `first_row`: of the warp, which has that row and every blockDim.x / 32-th
+// after.
 template <bool kDoors>
 __device__ __forceinline__ void FillWords(const FfnParams& p, int live, bool counts,
-                                          uint64_t* words) {
+                                          uint64_t* words, int first_row) {
   const int lane = threadIdx.x % 32;
   const int warps = blockDim.x / 32;
-  for (int row = threadIdx.x / 32; row < live; row += warps) {
+  for (int row = first_row; row < p.num_rows; row += warps) {
     const bool mine = lane < p.num_active;
     const int id = mine ? p.ids[row * p.num_active + lane] : 0;
+    if (row >= live) break;  // not sooner: `live` and the id are on their way together
     if constexpr (kDoors) {
       const RowHomes homes = HomesOf(p, id, lane);
       if (counts && mine) CountEntry(p, homes, lane, id, homes.word);
@@ -161,7 +163,7 @@ __global__ void __launch_bounds__(kPairWarps * 32, 2)
   if constexpr (kDoors) {
     if (rings && blockIdx.x == 0) return Ring(p);
   }
-  FillWords<kDoors>(p, live, blockIdx.x == static_cast<unsigned>(rings), words);
+  FillWords<kDoors>(p, live, blockIdx.x == static_cast<unsigned>(rings), words, warp);
   __syncthreads();
   const int blocks = static_cast<int>(gridDim.x) - rings;
   PairWalk<kDoors> walk = {static_cast<int>(blockIdx.x) - rings, live * ItemsOfRow(p), blocks,
