@@ -31,6 +31,15 @@ __device__ __forceinline__ uint64_t GroupOperand(const uint8_t* rows, int k) {
 #endif
 }
 
+// The operand `bytes` further on, a multiple of 16.
+__device__ __forceinline__ uint64_t AdvanceOperand(uint64_t operand, int bytes) {
+#if defined(STRATA_EMULATE)
+  return operand + static_cast<uint64_t>(bytes);
+#else
+  return operand + static_cast<uint64_t>(bytes / 16);
+#endif
+}
+
 // Before the group's first product of registers that it wrote itself.
 __device__ __forceinline__ void GroupFence() {
 #if !defined(STRATA_EMULATE)
@@ -46,39 +55,60 @@ __device__ __forceinline__ void PublishToUnits() {
 #endif
 }
 
-// Begins d = A B for 64 rows and 64 columns of 32 values: d[j] as mma.cuh's for columns 8j.. and
-// 16 rows a warp. All of the group's threads must call; d arrives by WaitForSums.
-__device__ __forceinline__ void BeginGroupMma(int (&d)[8][4], uint64_t rows, uint64_t columns) {
+// Begins d = A B for 64 rows, some columns and 32 values: d[j] as mma.cuh's for columns 8j.. and 16
+// rows a warp. All of the group's threads must call; d arrives by WaitForSums.
 #if defined(STRATA_EMULATE)
-  emulate::GroupMmaS8(d, rows, columns);
-#else
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, "
-      "%10, %11, "
-      "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-      "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, p;\n}\n"
-      "wgmma.commit_group.sync.aligned;"
-      : "=r"(d[0][0]), "=r"(d[0][1]), "=r"(d[0][2]), "=r"(d[0][3]), "=r"(d[1][0]), "=r"(d[1][1]),
-        "=r"(d[1][2]), "=r"(d[1][3]), "=r"(d[2][0]), "=r"(d[2][1]), "=r"(d[2][2]), "=r"(d[2][3]),
-        "=r"(d[3][0]), "=r"(d[3][1]), "=r"(d[3][2]), "=r"(d[3][3]), "=r"(d[4][0]), "=r"(d[4][1]),
-        "=r"(d[4][2]), "=r"(d[4][3]), "=r"(d[5][0]), "=r"(d[5][1]), "=r"(d[5][2]), "=r"(d[5][3]),
-        "=r"(d[6][0]), "=r"(d[6][1]), "=r"(d[6][2]), "=r"(d[6][3]), "=r"(d[7][0]), "=r"(d[7][1]),
-        "=r"(d[7][2]), "=r"(d[7][3])
-      : "l"(rows), "l"(columns), "r"(0)
-      : "memory");
-#endif
+template <int kGroupsOfColumns>
+void BeginGroupMma(int (&d)[kGroupsOfColumns][4], uint64_t rows, uint64_t columns) {
+  emulate::GroupMmaS8(&d[0][0], 8 * kGroupsOfColumns, rows, columns);
 }
+#else
+// The operands' numbers follow those of the results, which the text has to count.
+#define STRATA_GROUP_MMA(columns, results, a, b, zero, ...)                                   \
+  __device__ __forceinline__ void BeginGroupMma(int (&d)[columns / 8][4], uint64_t left,      \
+                                                uint64_t right) {                             \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " zero                                     \
+                 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #columns "k32.s32.s8.s8 {" results \
+                 "}, " a ", " b ", p;\n}\nwgmma.commit_group.sync.aligned;"                   \
+                 : __VA_ARGS__                                                                \
+                 : "l"(left), "l"(right), "r"(0)                                              \
+                 : "memory");                                                                 \
+  }
+#define STRATA_SUMS(j) "=r"(d[j][0]), "=r"(d[j][1]), "=r"(d[j][2]), "=r"(d[j][3])
+#define STRATA_RESULTS_16 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define STRATA_RESULTS_32 STRATA_RESULTS_16 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define STRATA_RESULTS_48 STRATA_RESULTS_32 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define STRATA_RESULTS_64 STRATA_RESULTS_48 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define STRATA_RESULTS_80 STRATA_RESULTS_64 ", %32, %33, %34, %35, %36, %37, %38, %39"
+STRATA_GROUP_MMA(16, STRATA_RESULTS_16, "%8", "%9", "%10", STRATA_SUMS(0), STRATA_SUMS(1))
+STRATA_GROUP_MMA(32, STRATA_RESULTS_32, "%16", "%17", "%18", STRATA_SUMS(0), STRATA_SUMS(1),
+                 STRATA_SUMS(2), STRATA_SUMS(3))
+STRATA_GROUP_MMA(48, STRATA_RESULTS_48, "%24", "%25", "%26", STRATA_SUMS(0), STRATA_SUMS(1),
+                 STRATA_SUMS(2), STRATA_SUMS(3), STRATA_SUMS(4), STRATA_SUMS(5))
+STRATA_GROUP_MMA(64, STRATA_RESULTS_64, "%32", "%33", "%34", STRATA_SUMS(0), STRATA_SUMS(1),
+                 STRATA_SUMS(2), STRATA_SUMS(3), STRATA_SUMS(4), STRATA_SUMS(5), STRATA_SUMS(6),
+                 STRATA_SUMS(7))
+STRATA_GROUP_MMA(80, STRATA_RESULTS_80, "%40", "%41", "%42", STRATA_SUMS(0), STRATA_SUMS(1),
+                 STRATA_SUMS(2), STRATA_SUMS(3), STRATA_SUMS(4), STRATA_SUMS(5), STRATA_SUMS(6),
+                 STRATA_SUMS(7), STRATA_SUMS(8), STRATA_SUMS(9))
+#undef STRATA_RESULTS_16
+#undef STRATA_RESULTS_32
+#undef STRATA_RESULTS_48
+#undef STRATA_RESULTS_64
+#undef STRATA_RESULTS_80
+#undef STRATA_SUMS
+#undef STRATA_GROUP_MMA
+#endif
 
 // Waits for all products but the kPending newest, of which d is none.
-template <int kPending>
-__device__ __forceinline__ void WaitForSums(int (&d)[8][4]) {
+template <int kPending, int kGroupsOfColumns>
+__device__ __forceinline__ void WaitForSums(int (&d)[kGroupsOfColumns][4]) {
 #if defined(STRATA_EMULATE)
   (void)d;
 #else
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
+  for (int j = 0; j < kGroupsOfColumns; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) asm volatile("" : "+r"(d[j][e])::"memory");
   }

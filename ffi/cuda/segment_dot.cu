@@ -1,43 +1,11 @@
 // Compiled with -maxrregcount=128: a kernel needs the registers of every function it may call, and
 // without a limit some bodies take 250, so that no block of 16 warps could be launched.
-#include "common/code_tables.h"
+#include "cuda/code_books.cuh"
 #include "cuda/segment_dot.cuh"
 #include "cuda/segments_body.cuh"
 
 namespace strata {
 namespace {
-
-// The code books in global memory, in the form of their decoders.
-__device__ const auto kIq2Xxs = kIq2XxsGrid;
-__device__ const auto kIq2Xs = kIq2XsGrid;
-__device__ const auto kIq2S = kIq2SGrid;
-__device__ const auto kIq3Xxs = kIq3XxsGrid;
-__device__ const auto kIq1 = kIq1Grid;
-
-// IQ3_S: the numbers of the levels, l of 2 l + 1.
-constexpr int8_t kNumbers[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-__device__ const auto kIq3S = SpreadGrid<uint32_t>(kIq3SPacked, kNumbers, 1, 0);
-
-// The words of a type's code book.
-__device__ __forceinline__ const uint32_t* GridSource(GgmlType type) {
-  switch (type) {
-    case GgmlType::kIQ2_XXS:
-      return reinterpret_cast<const uint32_t*>(kIq2Xxs.entries);
-    case GgmlType::kIQ2_XS:
-      return reinterpret_cast<const uint32_t*>(kIq2Xs.entries);
-    case GgmlType::kIQ2_S:
-      return reinterpret_cast<const uint32_t*>(kIq2S.entries);
-    case GgmlType::kIQ3_XXS:
-      return kIq3Xxs.entries;
-    case GgmlType::kIQ3_S:
-      return kIq3S.entries;
-    case GgmlType::kIQ1_S:
-    case GgmlType::kIQ1_M:
-      return reinterpret_cast<const uint32_t*>(kIq1.entries);
-    default:
-      return nullptr;
-  }
-}
 
 // The code book where it lies in global memory: for single values.
 struct GlobalBook {
@@ -65,7 +33,7 @@ template <typename Decode>
 __device__ __noinline__ float Value(const PanelWords& raw, int index) {
   const int b = index / 32;
   uint32_t w[Decode::kSecond != 0 ? 16 : 8];
-  Decode::Codes(raw, b, GlobalBook{GridSource(Decode::kType)}, w);
+  Decode::Codes(raw, b, GlobalBook{books::Words(Decode::kType)}, w);
   int code = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -138,10 +106,10 @@ __device__ float SegmentValue(GgmlType type, const uint8_t* unit, int lane, int 
   return 0.0f;
 }
 
-__device__ const uint32_t* BookWords(GgmlType type) { return GridSource(type); }
+__device__ const uint32_t* BookWords(GgmlType type) { return books::Words(type); }
 
 __device__ void StageGrid(GgmlType type, int copies, uint32_t* grid, int thread, int num_threads) {
-  const uint32_t* source = GridSource(type);
+  const uint32_t* source = books::Words(type);
   const int words = GridEntryWords(type);
   const int chunks = words * copies / 4;  // of 16 bytes, of one entry's copies
   for (int entry = thread; entry < GridEntries(type); entry += num_threads) {

@@ -23,6 +23,8 @@ from tests.ops_rules import poison
 
 F32, F16, BF16 = 0, 1, 30
 QUANTISED = [type_id for type_id in LAYOUTS if LAYOUTS[type_id].form != "float"]
+WIDE = [8, 12, 18, 20, 21, 23]
+"""Types of experts that devices of capability 9 multiply by wide tiles."""
 SIDE_BY_SIDE = (Role.ATTN_Q, Role.ATTN_K, Role.ATTN_V)
 
 
@@ -168,14 +170,30 @@ def experts(types: tuple[int, int, int], rows: int, live: int, **sizes: int) -> 
     return changed(call, **dead, live=np.int32(live))
 
 
-@pytest.mark.parametrize("type_id", QUANTISED)
+@pytest.mark.usefixtures("capability")
+@pytest.mark.parametrize(
+    ("type_id", "capability"),
+    [(type_id, 8) for type_id in QUANTISED] + [(type_id, 9) for type_id in WIDE],
+    indirect=["capability"],
+)
 def test_computes_experts_of_every_type_as_the_cpu_does(type_id: int, backend: Backend):
     call = experts((type_id, type_id, type_id), rows=66, live=65)
 
     assert_same_bits(on_device(call, backend), on_cpu(call))
 
 
-@pytest.mark.parametrize("types", [(21, 8, 20), (12, 14, 10), (F32, F32, F32), (8, 8, BF16)])
+@pytest.mark.usefixtures("capability")
+@pytest.mark.parametrize(
+    ("types", "capability"),
+    [
+        ((21, 8, 20), 8),
+        ((21, 8, 20), 9),
+        ((12, 14, 10), 8),
+        ((F32, F32, F32), 8),
+        ((8, 8, BF16), 8),
+    ],
+    indirect=["capability"],
+)
 def test_computes_experts_of_mixed_types_as_the_cpu_does(
     types: tuple[int, int, int], backend: Backend
 ):
@@ -184,9 +202,17 @@ def test_computes_experts_of_mixed_types_as_the_cpu_does(
     assert_same_bits(on_device(call, backend), on_cpu(call))
 
 
+@pytest.mark.usefixtures("capability")
 @pytest.mark.parametrize(
-    ("types", "expert_width", "shared_width", "hidden"),
-    [((8, 8, 20), 96, 160, 256), ((21, 21, 20), 640, 640, 768), ((8, 8, 8), 32, 352, 160)],
+    ("types", "expert_width", "shared_width", "hidden", "capability"),
+    [
+        ((8, 8, 20), 96, 160, 256, 8),
+        ((21, 21, 20), 640, 640, 768, 8),
+        ((8, 8, 8), 32, 352, 160, 8),
+        ((8, 8, 20), 96, 384, 384, 9),
+        ((8, 8, 20), 128, 128, 128, 9),
+    ],
+    indirect=["capability"],
 )
 def test_computes_experts_of_odd_widths_as_the_cpu_does(
     types: tuple[int, int, int],
@@ -201,16 +227,28 @@ def test_computes_experts_of_odd_widths_as_the_cpu_does(
     assert_same_bits(on_device(call, backend), on_cpu(call))
 
 
-@pytest.mark.parametrize("live", [0, 1, 63, 200])
+@pytest.mark.usefixtures("capability")
+@pytest.mark.parametrize(
+    ("live", "capability"),
+    [(0, 8), (1, 8), (63, 8), (200, 8), (0, 9), (130, 9)],
+    indirect=["capability"],
+)
 def test_leaves_dead_rows_of_experts_alone(live: int, backend: Backend):
     call = experts((21, 21, 20), rows=200, live=live)
 
     assert_same_bits(on_device(call, backend), on_cpu(call))
 
 
-def test_gives_an_expert_that_all_rows_chose_all_of_them(backend: Backend):
-    call = experts((8, 8, 8), rows=150, live=150)
-    ids = np.tile(np.array([3, 9, 0, 15], np.int32), (150, 1))
+# Of wide tiles all sizes, and two.
+@pytest.mark.usefixtures("capability")
+@pytest.mark.parametrize(
+    ("rows", "capability"),
+    [(150, 8), (90, 9), (125, 9), (150, 9), (170, 9)],
+    indirect=["capability"],
+)
+def test_gives_an_expert_that_all_rows_chose_all_of_them(rows: int, backend: Backend):
+    call = experts((8, 8, 8), rows=rows, live=rows)
+    ids = np.tile(np.array([3, 9, 0, 15], np.int32), (rows, 1))
 
     call = changed(call, _1=ids)
     assert_same_bits(on_device(call, backend), on_cpu(call))

@@ -1,4 +1,5 @@
 #include "cuda/ops/expert_tile_launch.h"
+#include "cuda/ops/expert_wide_tiles.h"
 
 namespace strata::expert_tiles {
 namespace {
@@ -12,6 +13,7 @@ std::string Run(const TileParams& p, int64_t tiles, cudaStream_t stream) {
 }  // namespace
 
 std::string LaunchDown(const TileParams& p, int64_t tiles, cudaStream_t stream) {
+  if (HasWideDown(p.first)) return LaunchWideDown(p, stream);
   switch (p.first.type) {
 #define STRATA_CASE(name) \
   case GgmlType::k##name: \

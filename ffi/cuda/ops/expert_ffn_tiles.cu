@@ -11,6 +11,7 @@
 #include "cuda/ops/expert_ffn_tiles.h"
 #include "cuda/ops/expert_gate.h"
 #include "cuda/ops/expert_tile_launch.h"
+#include "cuda/ops/expert_wide_tiles.h"
 #include "cuda/peer_tiles.h"
 #include "cuda/reduce.cuh"
 
@@ -127,6 +128,13 @@ TileParams Shared(TileParams p, const ExpertFfnArgs& a, bool down) {
   return p;
 }
 
+// Entries of a tile of the routed experts; kernels that take fewer at once take it in parts.
+int TileRowsOf(const ExpertShape& routed) {
+  const bool is_wide = expert_tiles::HasWideGateUp(ViewOf(routed.gate), ViewOf(routed.up)) ||
+                       expert_tiles::HasWideDown(ViewOf(routed.down));
+  return is_wide ? expert_tiles::kWideRows : kTileRows;
+}
+
 int64_t HiddenOf(const ExpertFfnArgs& a) {
   return std::max(a.routed->gate.rows, a.shared_gate->rows);
 }
@@ -166,6 +174,7 @@ struct Call {
     p.groups.counts = reinterpret_cast<int32_t*>(a.workspace + at.counts);
     p.groups.tiles = reinterpret_cast<ExpertTile*>(a.workspace + at.tiles);
     p.groups.first_tiles = reinterpret_cast<int32_t*>(a.workspace + at.first_tiles);
+    p.groups.tile_rows = TileRowsOf(*a.routed);
     p.live = a.live;
     p.num_rows = static_cast<int32_t>(a.num_rows);
     p.num_active = static_cast<int32_t>(a.num_active);

@@ -135,11 +135,11 @@ struct TileWork {
   int first, count;      // entries
 };
 
-// The block's entries; count 0 if there are none.
-__device__ __forceinline__ TileWork FindWork(const TileParams& p, int tile) {
+// The entries of a tile of up to `most`; count 0 if there are none.
+__device__ __forceinline__ TileWork FindWork(const TileParams& p, int tile, int most) {
   if (p.experts == nullptr) {
-    const int first = tile * kTileRows;
-    return {nullptr, first, min(max(LiveRows(*p.live, p.num_rows) - first, 0), kTileRows)};
+    const int first = tile * most;
+    return {nullptr, first, min(max(LiveRows(*p.live, p.num_rows) - first, 0), most)};
   }
   if (p.first_tile != nullptr) {
     tile += *p.first_tile;
@@ -151,6 +151,15 @@ __device__ __forceinline__ TileWork FindWork(const TileParams& p, int tile) {
   const uint64_t address = p.experts[t.expert] & ~kTagBits;
   if (address == 0) return {nullptr, 0, 0};
   return {reinterpret_cast<const uint8_t*>(address), t.first, t.count};
+}
+
+// The block's 64 entries of a tile that may have more of them (Groups::tile_rows).
+__device__ __forceinline__ TileWork FindPart(const TileParams& p) {
+  TileWork work = FindWork(p, blockIdx.y, kTileRows);
+  const int before = static_cast<int>(blockIdx.z) * kTileRows;
+  work.first += before;
+  work.count = min(max(work.count - before, 0), kTileRows);
+  return work;
 }
 
 __device__ __forceinline__ void SetPanel(const PanelMatrix& m, const uint8_t* bytes, int panel,
@@ -166,20 +175,30 @@ constexpr int64_t SharedBytes() {
          GridBytes(Weights::kBookType, BookCopies(Weights::kBookType));
 }
 
-// Quantises the block's hidden values, [kTileRows][kHidden] floats in shared memory: two rows a
-// warp at once.
-__device__ __forceinline__ void WriteHidden(const float* hidden, const QuantizedRows& out,
+// Quantises kHidden hidden values of `count` rows by kWarps warps, two rows a warp at once.
+// hidden_of(row, i) -> values i to i + 3.
+template <typename HiddenOf>
+__device__ __forceinline__ void WriteHidden(const HiddenOf& hidden_of, const QuantizedRows& out,
                                             int64_t first, int count, int column) {
+  constexpr int kTogether = 4;  // pairs: what one waits for the others hide
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int pair = static_cast<int>(threadIdx.x) / 32; 2 * pair < count; pair += kWarps) {
-    const int row = 2 * pair + lane / 16;
-    const QuantizedQuad q =
-        QuantizeQuad(*reinterpret_cast<const float4*>(hidden + row * kHidden + lane % 16 * 4));
-    if (row >= count) continue;
-    const int64_t value = (first + row) * out.values + column + lane % 16 * 4;
-    *reinterpret_cast<uint32_t*>(out.codes + value) = q.codes;
-    if (lane % 8 == 0) out.scales[value / 32] = q.scale;
-    if (lane % 4 == 0) out.sums[value / 16] = __int2float_rn(q.half_sum);
+  for (int pair = static_cast<int>(threadIdx.x) / 32; 2 * pair < count;
+       pair += kTogether * kWarps) {
+    QuantizedQuad q[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int row = min(2 * (pair + i * kWarps) + lane / 16, count - 1);
+      q[i] = QuantizeQuad(hidden_of(row, lane % 16 * 4));
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int row = 2 * (pair + i * kWarps) + lane / 16;
+      if (row >= count) continue;
+      const int64_t value = (first + row) * out.values + column + lane % 16 * 4;
+      *reinterpret_cast<uint32_t*>(out.codes + value) = q[i].codes;
+      if (lane % 8 == 0) out.scales[value / 32] = q[i].scale;
+      if (lane % 4 == 0) out.sums[value / 16] = __int2float_rn(q[i].half_sum);
+    }
   }
 }
 
@@ -189,7 +208,7 @@ template <typename Weights>
 __global__ void __launch_bounds__(kThreads, 2) GateUpTiles(const __grid_constant__ TileParams p) {
   using Stage = tiles::Stage<Weights::kForm, kTileRows, kColumns>;
   STRATA_SHARED(uint8_t, shared);
-  const TileWork work = FindWork(p, blockIdx.y);
+  const TileWork work = FindPart(p);
   if (work.count == 0) return;
   const int panel = blockIdx.x * (kHidden / 32);
   WeightPanels w;
@@ -220,7 +239,10 @@ __global__ void __launch_bounds__(kThreads, 2) GateUpTiles(const __grid_constant
     }
   }
   __syncthreads();
-  WriteHidden(hidden, p.out, (routed ? 0 : p.shared_first) + work.first, work.count, panel * 32);
+  const auto hidden_of = [&](int row, int i) {
+    return *reinterpret_cast<const float4*>(hidden + row * kHidden + i);
+  };
+  WriteHidden(hidden_of, p.out, (routed ? 0 : p.shared_first) + work.first, work.count, panel * 32);
 }
 
 // The experts' rows of a slice of columns, not weighted.
@@ -228,7 +250,7 @@ template <typename Weights>
 __global__ void __launch_bounds__(kThreads, 2) DownTiles(const __grid_constant__ TileParams p) {
   using Stage = tiles::Stage<Weights::kForm, kTileRows, kColumns>;
   STRATA_SHARED(uint8_t, shared);
-  const TileWork work = FindWork(p, blockIdx.y);
+  const TileWork work = FindPart(p);
   if (work.count == 0) return;
   const bool routed = p.experts != nullptr;
   const int column = p.first_column + blockIdx.x * kColumns;

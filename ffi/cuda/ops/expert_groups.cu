@@ -64,14 +64,15 @@ __global__ void __launch_bounds__(kGroupThreads)
   }
 }
 
-// One warp: cuts the experts' lists into tiles.
+// One warp: cuts the experts' lists into tiles, an expert's of one size but for the last.
 __global__ void TileKernel(int num_experts, Groups to) {
   const int lane = threadIdx.x;
   int base = 0;
   for (int first = 0; first < num_experts; first += 32) {
     const int expert = first + lane;
     const int count = expert < num_experts ? to.counts[expert] : 0;
-    const int own = (count + kTileRows - 1) / kTileRows;
+    const int own = (count + to.tile_rows - 1) / to.tile_rows;
+    const int rows = own == 0 ? 0 : (count + own * 16 - 1) / (own * 16) * 16;
     int through = own;
     for (int step = 1; step < 32; step *= 2) {
       const int before = __shfl_up_sync(kAllLanes, through, step);
@@ -79,8 +80,8 @@ __global__ void TileKernel(int num_experts, Groups to) {
     }
     if (expert < num_experts) to.first_tiles[expert] = base + through - own;
     for (int i = 0; i < own; ++i) {
-      to.tiles[base + through - own + i] = {expert, to.starts[expert] + i * kTileRows,
-                                            min(kTileRows, count - i * kTileRows)};
+      to.tiles[base + through - own + i] = {expert, to.starts[expert] + i * rows,
+                                            min(rows, count - i * rows)};
     }
     base += __shfl_sync(kAllLanes, through, 31);
   }

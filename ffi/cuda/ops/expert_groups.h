@@ -8,7 +8,10 @@
 
 namespace strata::expert_tiles {
 
-inline constexpr int kTileRows = 64;  // entries of an expert that a block takes at once
+// Entries of an expert that a block takes at once, and those that a block of expert_wide_tiles.cuh
+// takes: 160 is what 8,192 rows with 10 of 512 experts give one on average.
+inline constexpr int kTileRows = 64;
+inline constexpr int kWideRows = 160;
 
 // Entries [first, first + count) of the order, all of one expert.
 struct ExpertTile {
@@ -24,6 +27,7 @@ struct Groups {
   int32_t* counts;  // [E]
   ExpertTile* tiles;
   int32_t* first_tiles;  // [E + 1]: where an expert's tiles begin; then their number
+  int32_t tile_rows;     // that a tile may have, kTileRows or more
 };
 
 // Tiles there can be: each expert's last one may be nearly empty.

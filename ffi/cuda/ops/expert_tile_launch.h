@@ -20,7 +20,8 @@ inline TileParams RoutedParams(TileParams p, const ExpertShape& shape, const uin
   return p;
 }
 
-// A block for each of `tiles` tiles and 64 hidden values, or 128 columns.
+// For at most `tiles` tiles: a block for each part of one and 64 hidden values, or 128 columns, or
+// blocks that share all of them (expert_wide_tiles.h).
 std::string LaunchGateUp(const TileParams& p, int64_t tiles, cudaStream_t stream);
 std::string LaunchDown(const TileParams& p, int64_t tiles, cudaStream_t stream);
 
@@ -28,7 +29,9 @@ template <typename Weights>
 std::string LaunchTiles(void (*kernel)(TileParams), const TileParams& p, int64_t columns,
                         int64_t tiles, cudaStream_t stream) {
   Shape shape;
-  shape.grid = dim3(static_cast<unsigned>(columns), static_cast<unsigned>(tiles));
+  const int64_t parts = p.experts == nullptr ? 1 : (p.groups.tile_rows - 1) / kTileRows + 1;
+  shape.grid = dim3(static_cast<unsigned>(columns), static_cast<unsigned>(tiles),
+                    static_cast<unsigned>(parts));
   shape.block = dim3(kThreads);
   shape.shared_bytes = static_cast<size_t>(SharedBytes<Weights>());
   shape.stream = stream;

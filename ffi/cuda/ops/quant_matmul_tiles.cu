@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "cuda/group_units.h"
 #include "cuda/ops/quant_matmul_groups.cuh"
 #include "cuda/ops/quant_matmul_tiles.cuh"
 #include "cuda/ops/quant_matmul_tiles.h"
@@ -105,18 +106,6 @@ Decoded PlaceDecoded(Form form, int64_t columns, int64_t values, unsigned char**
   return to;
 }
 
-// Whether this build has code for the device's group instructions, those of capability 9.0.
-bool HasGroups() {
-#if defined(STRATA_EMULATE) || defined(STRATA_BUILT_FOR_GROUPS)
-  int device = 0, major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-         major == 9;
-#else
-  return false;
-#endif
-}
-
 template <Form kForm>
 std::string LaunchProducts(const Params& p, int64_t columns, cudaStream_t stream) {
   Shape shape;
@@ -125,7 +114,7 @@ std::string LaunchProducts(const Params& p, int64_t columns, cudaStream_t stream
   shape.shared_bytes = 2 * tiles::Stage<kForm, matmul_tiles::kRows, kColumns>::kBytes;
   shape.stream = stream;
   if constexpr (!IsSplit(kForm)) {
-    if (HasGroups()) {
+    if (HasGroupUnits()) {
       shape.block = dim3(matmul_tiles::kGroupThreads);
       shape.shared_bytes += kGroupAlignment;
       return Launch(matmul_tiles::GroupProductKernel<kForm>, shape, p);

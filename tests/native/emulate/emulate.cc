@@ -77,9 +77,9 @@ std::string CheckShape(dim3 grid, dim3 block, size_t shared_bytes) {
       grid.z > 65535) {
     return "emulate: a grid of " + Text(grid) + " blocks, expected 1 to (2147483647, 65535, 65535)";
   }
-  if (shared_bytes > kMostSharedBytes) {
+  if (shared_bytes > MostSharedBytes()) {
     return "emulate: " + std::to_string(shared_bytes) + " bytes of shared memory, at most " +
-           std::to_string(kMostSharedBytes) + " expected (sm_86, sm_89, sm_120)";
+           std::to_string(MostSharedBytes()) + " expected";
   }
   return "";
 }

@@ -148,7 +148,7 @@ void LoadTransposed(uint32_t (&r)[4], const uint8_t* row, Place place) {
   }
 }
 
-void GroupMmaS8(int (&d)[8][4], uint64_t rows, uint64_t columns) {
+void GroupMmaS8(int* d, int num_columns, uint64_t rows, uint64_t columns) {
   // A tile begins at a multiple of its 128 bytes a row.
   const auto word = [](uint64_t operand, int row, int number) {
     const uint64_t chunk = operand % 128 / 16 + static_cast<uint64_t>(number / 4);
@@ -159,15 +159,12 @@ void GroupMmaS8(int (&d)[8][4], uint64_t rows, uint64_t columns) {
     return value;
   };
   const int thread = ThreadNumber() % 128;
-  for (int j = 0; j < 8; ++j) {
-    for (int e = 0; e < 4; ++e) {
-      const int row = thread / 32 * 16 + thread % 32 / 4 + e / 2 * 8;
-      const int column = 8 * j + thread % 4 * 2 + e % 2;
-      d[j][e] = 0;
-      for (int i = 0; i < 8; ++i) {
-        d[j][e] = __dp4a(word(rows, row, i), word(columns, column, i), d[j][e]);
-      }
-    }
+  for (int n = 0; n < num_columns / 2; ++n) {
+    const int e = n % 4;
+    const int row = thread / 32 * 16 + thread % 32 / 4 + e / 2 * 8;
+    const int column = n / 4 * 8 + thread % 4 * 2 + e % 2;
+    d[n] = 0;
+    for (int i = 0; i < 8; ++i) d[n] = __dp4a(word(rows, row, i), word(columns, column, i), d[n]);
   }
 }
 

@@ -18,9 +18,10 @@ void MmaF16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Pla
 void LoadMatrices(uint32_t (&r)[4], const uint8_t* row, Place place = {});
 void LoadTransposed(uint32_t (&r)[4], const uint8_t* row, Place place = {});
 
-// A group's product: the operands are addresses of 64 rows of 128 bytes, plus the first byte in a
-// row; read at once, from where cuda/mma.cuh's SwizzledAt puts a row's chunks.
-void GroupMmaS8(int (&d)[8][4], uint64_t rows, uint64_t columns);
+// A group's product of 64 rows and some columns, d[num_columns / 2]: the operands are addresses of
+// rows of 128 bytes, plus the first byte in a row; read at once, from where cuda/mma.cuh's
+// SwizzledAt puts a row's chunks.
+void GroupMmaS8(int* d, int num_columns, uint64_t rows, uint64_t columns);
 
 void CopyAsync(void* to, const void* from, bool valid, Place place = {});
 void WaitForCopies();

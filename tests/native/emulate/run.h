@@ -14,8 +14,10 @@
 
 namespace emulate {
 
-// What a block may ask for on the smallest of the supported devices (sm_86, sm_89, sm_120).
-inline constexpr size_t kMostSharedBytes = 99 * 1024;
+// What a block may ask for: on the smallest of the supported devices (sm_86, sm_89, sm_120), or
+// where the capability is 9 (SetCapability).
+size_t MostSharedBytes();
+inline constexpr size_t kMostSharedBytes = 227 * 1024;
 
 // Seed 0: threads and blocks in their natural order; 1: in the reverse; others: shuffled anew for
 // every block, and every atomic operation may hand over to another thread.

@@ -88,6 +88,8 @@ void SetDeviceMemory(size_t bytes) {
 
 void SetCapability(int major) { capability = major; }
 
+size_t MostSharedBytes() { return capability == 9 ? kMostSharedBytes : 99 * 1024; }
+
 size_t DeviceBytes() {
   const std::lock_guard<std::mutex> lock(TheMemory().mutex);
   size_t bytes = 0;
@@ -185,7 +187,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       *value = 4;
       break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = emulate::kMostSharedBytes;
+      *value = static_cast<int>(emulate::MostSharedBytes());
       break;
     case cudaDevAttrComputeCapabilityMajor:
       *value = capability;
