@@ -77,12 +77,18 @@ def test_a_process_that_ends_well_is_no_failure(tmp_path: Path):
     ],
 )
 def test_a_process_that_ends_badly_is_told(tmp_path: Path, fault: dict[str, Any], expected: str):
-    with _worker(tmp_path, 2, **fault) as worker:
-        worker.ask(_args(tmp_path))
-        with pytest.raises(RunError, match=expected):
-            worker.finish()
+    pids = []
 
-    assert not _is_running(worker.pid)
+    def ask_and_finish() -> None:
+        with _worker(tmp_path, 2, **fault) as worker:
+            pids.append(worker.pid)
+            worker.ask(_args(tmp_path))
+            worker.finish()  # its error passes the worker, which does not wait for the process then
+
+    with pytest.raises(RunError, match=expected):
+        ask_and_finish()
+
+    assert not _is_running(pids[0])
 
 
 def test_a_process_that_hangs_is_killed(tmp_path: Path):

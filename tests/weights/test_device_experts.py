@@ -81,6 +81,11 @@ def logits(resident: Runner) -> np.ndarray:
     return read(resident, 4)
 
 
+@pytest.fixture(scope="module")
+def more_logits(resident: Runner) -> np.ndarray:
+    return read(resident, WINDOWS)
+
+
 def test_gives_nearly_the_logits_of_the_cpu(pack, logits):
     """The dense part need not agree bit for bit across platforms (design.md)."""
     with jax.default_device(jax.devices("cpu")[0]):
@@ -95,9 +100,7 @@ def test_gives_nearly_the_logits_of_the_cpu(pack, logits):
     assert (logits.argmax(axis=1) == expected.argmax(axis=1)).mean() >= 0.9
 
 
-@pytest.mark.parametrize(
-    ("experts", "share"), [(0, None), (40, None), (40, 0.0), (40, 0.5), (0, 0.5), (0, 1.0)]
-)
+@pytest.mark.parametrize(("experts", "share"), [(0, None), (40, 0.0), (40, 0.5), (0, 1.0)])
 def test_gives_the_same_bits_wherever_experts_lie(
     pack, backend: Backend, logits, experts: int, share: float | None
 ):
@@ -117,8 +120,9 @@ def test_gives_the_same_bits_wherever_experts_lie(
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_moves_experts_between_windows_and_keeps_the_bits(pack, backend: Backend, resident, share):
-    expected = read(resident, WINDOWS)
+def test_moves_experts_between_windows_and_keeps_the_bits(
+    pack, backend: Backend, more_logits, share
+):
     flags = {"expert_cache": 3 * pack.config.num_layers, "adapt_every": 1, "adapt_swaps": 8}
     runner = make_runner(pack, backend, pcie_frac=share, **flags)
     before = runner.tiers.experts.tiers()
@@ -128,8 +132,8 @@ def test_moves_experts_between_windows_and_keeps_the_bits(pack, backend: Backend
     counters, after, faults = experts.counters(), experts.tiers(), experts.audit()
     runner.close()
 
-    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
-    np.testing.assert_array_equal(again.view(np.uint32), expected.view(np.uint32))
+    np.testing.assert_array_equal(got.view(np.uint32), more_logits.view(np.uint32))
+    np.testing.assert_array_equal(again.view(np.uint32), more_logits.view(np.uint32))
     assert counters["swaps_primary"] > 8
     assert counters["bytes_swapped"] > 0
     assert (before != after).any()
@@ -139,7 +143,7 @@ def test_moves_experts_between_windows_and_keeps_the_bits(pack, backend: Backend
 
 @pytest.mark.parametrize(("peer_device", "peer_link"), [("loopback", None), (1, "host")])
 def test_moves_experts_on_the_peer_too(
-    pack, backend: Backend, resident, tmp_path, peer_device, peer_link: str | None
+    pack, backend: Backend, more_logits, tmp_path, peer_device, peer_link: str | None
 ):
     if peer_device == 1 and backend.library.device_count() < 2:
         pytest.skip("needs two GPUs")
@@ -147,7 +151,6 @@ def test_moves_experts_on_the_peer_too(
     # Without one the peer holds whole layers, where nothing is left to swap in.
     ranking = [(layer, expert) for expert in range(experts) for layer in range(layers)]
     Profile(model=routed_model(pack), ranked=tuple(ranking)).save(tmp_path / "ranking")
-    expected = read(resident, WINDOWS)
     runner = make_runner(
         pack,
         backend,
@@ -166,8 +169,8 @@ def test_moves_experts_on_the_peer_too(
     faults = runner.tiers.experts.audit()
     runner.close()
 
-    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
-    np.testing.assert_array_equal(again.view(np.uint32), expected.view(np.uint32))
+    np.testing.assert_array_equal(got.view(np.uint32), more_logits.view(np.uint32))
+    np.testing.assert_array_equal(again.view(np.uint32), more_logits.view(np.uint32))
     assert counters["swaps_primary"] > 8
     assert counters["swaps_peer"] > 8
     for tier in (Tier.PRIMARY, Tier.PEER):
