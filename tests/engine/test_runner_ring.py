@@ -166,10 +166,8 @@ def test_few_rows_stream_nothing(pack, backend, prompt):
     assert counters["experts_streamed"] == 0
 
 
-@pytest.mark.parametrize(
-    "peer", [{}, {"peer_device": "loopback", "peer_slots": 4, "peer_stream": 0.5}]
-)
-def test_follows_experts_that_have_moved(pack, backend, prompt, expected, peer):
+def test_follows_experts_that_have_moved(pack, backend, prompt, expected):
+    peer = {"peer_device": "loopback", "peer_slots": 4, "peer_stream": 0.5}
     flags = {"expert_cache": 4, "adapt_every": 1, "adapt_swaps": 8, **peer}
     runner = make_runner(pack, backend, **flags)
     parts = [read(runner, prompt, windows) for windows in (3, 7, 5, 12, 3)]
