@@ -174,7 +174,7 @@ class TiersHandle {
 
   std::string Failure() const { return Held()->failure(); }
 
-  // For tests: the next job of that tier's worker begins so much later.
+  // For tests: see common/stall.h; of the next job of that tier's worker.
   void Stall(int tier, int64_t milliseconds) {
     const auto held = Held();
     TierWorker* worker = tier == static_cast<int>(Tier::kPeer)   ? held->peer()
@@ -185,7 +185,7 @@ class TiersHandle {
                                   " has no worker to stall for " + std::to_string(milliseconds) +
                                   " ms");
     }
-    worker->Stall(std::chrono::milliseconds(milliseconds));
+    worker->stall().Ask(std::chrono::milliseconds(milliseconds));
   }
 
   py::array_t<uint8_t> Tiers() const { return Shaped<uint8_t>(Held()->Tiers()); }

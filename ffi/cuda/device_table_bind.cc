@@ -92,7 +92,7 @@ class DeviceTableHandle {
   void Stall(int64_t milliseconds, int64_t timeout_ms) {
     TableReader& reader = Reader(Held());
     reader.SetTimeout(timeout_ms);
-    reader.Stall(std::chrono::milliseconds(milliseconds));
+    reader.stall().Ask(std::chrono::milliseconds(milliseconds));
   }
 
  private:

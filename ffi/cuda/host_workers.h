@@ -46,7 +46,7 @@ class HostWorkers {
   void Wake() { poller_->Wake(); }
   bool Recover(std::chrono::milliseconds grace) { return poller_->Recover(grace); }
   bool Stop(std::chrono::milliseconds grace) { return poller_->Stop(grace); }
-  void Stall(std::chrono::milliseconds time) { poller_->Stall(time); }
+  Stall& stall() { return poller_->stall(); }
 
   // Seconds for a row through one of `count` experts of the layer, other ones in every round; the
   // median. Only while no step runs.

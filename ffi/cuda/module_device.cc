@@ -233,7 +233,8 @@ class DeviceStoreHandle {
   }
   void Stall(int64_t milliseconds, int64_t timeout_ms) {
     Held().SetTimeout(timeout_ms);
-    if (HostWorkers* host = Held().host()) host->Stall(std::chrono::milliseconds(milliseconds));
+    if (HostWorkers* host = Held().host())
+      host->stall().Ask(std::chrono::milliseconds(milliseconds));
   }
   void StartSwaps(int64_t every, int64_t most, int64_t on_peer, float decay) {
     Check(Held().StartSwaps({every, most, on_peer, decay}));

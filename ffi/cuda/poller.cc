@@ -86,9 +86,7 @@ void Poller::Loop() {
 
 void Poller::Answer(uint64_t epoch) {
   busy_.store(true);
-  if (const int64_t stall = stall_ms_.exchange(0); stall > 0) {
-    std::this_thread::sleep_for(milliseconds(stall));
-  }
+  stall_.Pass();
   if (!Aborted()) answer_(epoch);
   __atomic_store_n(&bell_->done, epoch, __ATOMIC_RELEASE);
   busy_.store(false);

@@ -3,7 +3,7 @@
 // It spins while windows follow one another and for kLinger after the last sign of one; then it
 // sleeps, and looks every few milliseconds, should a step come unannounced. It makes no CUDA call.
 //
-// Threads: Wake, Stop, Recover and Stall from any; the answer runs on the poller's own.
+// Threads: Wake, Stop, Recover and stall() from any; the answer runs on the poller's own.
 #pragma once
 
 #include <atomic>
@@ -14,6 +14,7 @@
 #include <mutex>
 #include <thread>
 
+#include "common/stall.h"
 #include "cuda/bell.h"
 
 namespace strata {
@@ -44,8 +45,8 @@ class Poller {
   bool Aborted() const {
     return __atomic_load_n(&bell_->aborted, __ATOMIC_RELAXED) != 0 || stop_.load();
   }
-  // For tests: the next letter is looked at that much later.
-  void Stall(std::chrono::milliseconds time) { stall_ms_.store(time.count()); }
+  // For tests: before the next letter is looked at.
+  Stall& stall() { return stall_; }
 
  private:
   void Loop();
@@ -53,7 +54,7 @@ class Poller {
 
   Bell* const bell_;
   const std::function<void(uint64_t)> answer_;
-  std::atomic<int64_t> stall_ms_{0};
+  Stall stall_;
   std::atomic<int64_t> wakes_{0};
   std::atomic<bool> busy_{false};
   std::atomic<bool> stop_{false};

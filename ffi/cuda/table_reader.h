@@ -1,7 +1,7 @@
 // The host's thread that reads rows of a table for a device's steps (table_mailbox.h), by whatever
 // way the table reads them (weights/ngram_table.h).
 //
-// Threads: Problem, Recover, SetTimeout, Wake and Stall from any; the table is read by the
+// Threads: Problem, Recover, SetTimeout, Wake and stall() from any; the table is read by the
 // poller's. problem_ under mutex_: what was wrong with the first letter that could not be
 // answered, until Recover.
 #pragma once
@@ -39,7 +39,7 @@ class TableReader {
   // Makes the mailbox fit for use again, with no step under way; false if the thread is still lost.
   bool Recover();
   void SetTimeout(int64_t timeout_ms);
-  void Stall(std::chrono::milliseconds time) { poller_->Stall(time); }
+  Stall& stall() { return poller_->stall(); }
 
  private:
   explicit TableReader(std::shared_ptr<NgramTable> table) : table_(std::move(table)) {}

@@ -82,7 +82,7 @@ void TierWorker::Loop() {
     if (!busy_) break;
     std::function<void(ThreadPool&)> job = std::move(job_);
     lock.unlock();
-    std::this_thread::sleep_for(Milliseconds(stall_ms_.exchange(0)));
+    stall_.Pass();
     std::exception_ptr error;
     try {
       job(pool_);

@@ -23,6 +23,7 @@
 #include <mutex>
 #include <thread>
 
+#include "common/stall.h"
 #include "common/thread_pool.h"
 
 namespace strata {
@@ -69,8 +70,8 @@ class TierWorker {
   // `grace` outside a piece, after `most` inside one. It must then be left as it is, for good.
   bool Stop(Milliseconds grace, Milliseconds most);
 
-  // For tests: the next job begins that much later, whatever happens meanwhile.
-  void Stall(Milliseconds time) { stall_ms_.store(time.count()); }
+  // For tests: before the next job begins, whatever happens meanwhile.
+  Stall& stall() { return stall_; }
 
  private:
   void Loop();
@@ -86,7 +87,7 @@ class TierWorker {
   std::atomic<int64_t> begun_{0};
   std::atomic<int64_t> ended_{0};
   std::atomic<bool> cancelled_{false};
-  std::atomic<int64_t> stall_ms_{0};
+  Stall stall_;
   std::thread thread_;
 };
 

@@ -189,7 +189,7 @@ class DeviceHost:
             )
 
     def stall(self, milliseconds: int, timeout_ms: int) -> None:
-        """For tests: the next letter is looked at so much later, and waits end that soon."""
+        """For tests: the next letter is looked at so much later (0: now), and waits end that soon."""
         self._native.stall(milliseconds, timeout_ms)
         self._timeout_ms = timeout_ms
 

@@ -160,7 +160,7 @@ class HostReadTable:
             )
 
     def stall(self, milliseconds: int, timeout_ms: int) -> None:
-        """For tests: the next letter is looked at so much later, and waits end that soon."""
+        """For tests: the next letter is looked at so much later (0: now), and waits end that soon."""
         self._native.stall(milliseconds, timeout_ms)
 
     def close(self) -> None:

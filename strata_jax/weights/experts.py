@@ -191,7 +191,7 @@ class ExpertTiers:
         return records
 
     def stall(self, tier: Tier, milliseconds: int) -> None:
-        """For tests: the next job of the peer's or the host's workers begins so much later.
+        """For tests: the next job of the peer's or the host's workers begins so much later; 0 ends it.
 
         Raises:
             ValueError: if that tier has no workers.

@@ -109,24 +109,25 @@ def workers_of(engine: Engine) -> ExpertTiers:
 def test_a_lost_worker_ends_the_request_and_later_ones_with_a_sentence(
     embedded_pack, request_of, monkeypatch, tier
 ):
-    impatient = functools.partial(ExpertTiers.open, timeout_ms=200)
+    impatient = functools.partial(ExpertTiers.open, timeout_ms=1000)
     monkeypatch.setattr(engine_tiers.ExpertTiers, "open", impatient)
     tiers = TierSettings(expert_cache=24, peer_device=1, peer_slots=24, pool_workers=1)
     engine = Engine.open(embedded_pack, EngineOptions(tiers=tiers, max_context=512))
     try:
         ids = iter(engine.start(request_of(range(5, 20), max_tokens=50)))
         next(ids)
-        workers_of(engine).stall(tier, 700)
+        workers_of(engine).stall(tier, 600_000)
 
         with pytest.raises(
-            StrataError, match=r"^expert tiers: the .* gave no sign of life for 200"
+            StrataError, match=r"^expert tiers: the .* gave no sign of life for 1000"
         ):
             list(ids)
         with pytest.raises(
-            StrataError, match=r"^expert tiers: the .* gave no sign of life for 200"
+            StrataError, match=r"^expert tiers: the .* gave no sign of life for 1000"
         ):
             list(engine.start(request_of(range(5, 20))))
         assert engine.audit() == []
+        workers_of(engine).stall(tier, 0)
     finally:
         engine.close()
 

@@ -17,6 +17,7 @@ std::string folder = "/tmp";
 
 constexpr int64_t kSwaps = 8;
 constexpr float kDecay = 0.7f;
+constexpr std::chrono::hours kForGood{1};  // until the test ends it
 
 void ClosesWhileARoundRuns() {
   const TiersModel model(folder);
@@ -62,8 +63,7 @@ void EndsAWaitForAWorkerThatStalls() {
     const std::vector<Tier> all(kPairs, stalled);
     const auto tiers = model.Open(all, options);
     TierWorker* worker = stalled == Tier::kPeer ? tiers->peer() : tiers->host();
-    worker->Stall(std::chrono::milliseconds(700));
-    const auto start = std::chrono::steady_clock::now();
+    worker->stall().Ask(kForGood);
     {
       const auto inputs = std::make_unique<Inputs>(model.Make(1, 0, 0));
       std::vector<float> y;
@@ -72,11 +72,11 @@ void EndsAWaitForAWorkerThatStalls() {
                                             : "the host's workers gave no sign of life for 100 ms");
       CHECK_CONTAINS(model.Call(*inputs, tiers.get(), &y), "refused: the ");
     }
-    CHECK(std::chrono::steady_clock::now() - start < std::chrono::milliseconds(600));
     CHECK(tiers->failed());
     tiers->StartAdapt(kSwaps, kSwaps, kDecay);  // nothing moves any more
     tiers->FinishAdapt();
     CHECK_EQ(tiers->Audit().size(), size_t{0});
+    worker->stall().Ask({});
     RemoveTiers(AddTiers(tiers));  // waits for the worker, which comes home
     CHECK(tiers->Stop());
   }
@@ -89,12 +89,13 @@ void KeepsWhatAStuckWorkerMayLookAt() {
   options.timeout = std::chrono::milliseconds(50);
   auto tiers = model.Open(std::vector<Tier>(kPairs, Tier::kPeer), options);
   TierWorker* worker = tiers->peer();
-  worker->Stall(std::chrono::milliseconds(2500));
+  worker->stall().Ask(kForGood);
   std::vector<float> y;
   CHECK_CONTAINS(model.Call(model.Make(0, 0, 0), tiers.get(), &y), "the peer's worker");
   const int64_t slot = AddTiers(std::move(tiers));
   RemoveTiers(slot);
   CHECK(FindTiers(slot) == nullptr);
+  worker->stall().Ask({});
   CHECK(worker->Stop(std::chrono::seconds(20), std::chrono::seconds(20)));
 }
 

@@ -17,6 +17,7 @@ from strata_jax.weights.device_experts import DeviceExperts
 from strata_jax.weights.device_table import HostReadTable
 from strata_jax.weights.pack import open_pack
 from tests.gguf_maker import TINY, make_model
+from tests.stalls import FOR_GOOD_MS
 
 IDS = (np.arange(24, dtype=np.int32) * 37 + 11) % 500
 BACKENDS = [
@@ -63,7 +64,7 @@ def stall(runner: Runner, whose: str, milliseconds: int, timeout_ms: int) -> Non
 def test_a_lost_thread_ends_the_request_and_the_next_one_says_why(pack, backend, whose: str):
     runner = make_runner(pack, backend)
     expected = read(runner)
-    stall(runner, whose, 600_000, 200)
+    stall(runner, whose, FOR_GOOD_MS, 200)
 
     begin = time.monotonic()
     with pytest.raises(StrataError, match="no sign of life for 200 ms"):
@@ -86,14 +87,14 @@ def test_a_lost_thread_ends_the_request_and_the_next_one_says_why(pack, backend,
 def test_a_thread_stopped_for_less_than_the_time_out_is_no_fault(pack, backend, whose: str):
     runner = make_runner(pack, backend)
     expected = read(runner)
-    stall(runner, whose, 5000, 60_000)
+    stall(runner, whose, 1000, 60_000)
 
     begin = time.monotonic()
     got = read(runner)
     took = time.monotonic() - begin
     runner.close()
 
-    assert took > 4.9
+    assert took > 0.9
     np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
 
 
