@@ -15,15 +15,16 @@ _HOPE, _HOPED = 0.7, 2.0
 """Chance of a draft before anything is known; as much as so many drafts seen."""
 _EXPLORE = 8
 """Of so many windows one has a draft more than seems best: nothing else tells of drafts never made."""
-_SETTLING = 3
-"""Windows without drafts whose time does not count, after one with drafts, on a device: it is kept a step
-ahead of the host, but not yet then, and would seem slower without drafts than it is."""
+_SETTLING, _SETTLING_AHEAD = 1, 3
+"""Windows without drafts whose time does not count, after one with drafts. They would seem slower than they
+are: a processor's caches are full of the draft layer (on the CPU, the embedded model: the first one takes
+1.23 times as long as the third); a device is kept a step ahead of the host, but not yet then."""
 _COLD = 8
 """The first windows of all, whose time does not count: a machine that has just begun is slower."""
 _COLD_DRAFTS = 8
 """The first windows whose drafter was asked, which do not count at all: what runs for the first times takes two or
 three times as long, and a pause would follow that hides for long how well drafts do."""
-_STALE, _LOOK = 12, 1
+_STALE, _LOOK = 24, 4
 """After so many windows with drafts some are made without, to see what those cost by now: a machine that has
 other work is now slow, now fast, and what seemed too dear once would be believed for ever."""
 _STALE_AHEAD, _LOOK_AHEAD = 96, 8
@@ -122,7 +123,7 @@ class DraftLength:
         if wanted == 0:
             self._seen_without(seconds)
             return False
-        self._undrafted, self._settling = 0, _SETTLING if self._ahead else 0
+        self._undrafted, self._settling = 0, _SETTLING_AHEAD if self._ahead else _SETTLING
         self._unlooked += 1
         if 0 not in self._seconds:
             return False

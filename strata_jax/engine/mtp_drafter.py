@@ -3,8 +3,10 @@
 Everything is compiled at the start. `tile` writes the cells of a prompt tile's rows; it is queued and nobody
 waits for it, so it runs beside the model's next tile. `chain` writes the cells of the rows that a window
 kept, goes through the layer for the last of them and then for each of its own drafts in turn, all on the
-device: one launch and one transfer a pass. `windows` writes the cells of windows after which nobody asked
-for drafts, several at once. `shift` drops the oldest cells where the window is shorter than the context.
+device: one launch and one transfer a pass. Rows of windows after which nobody asked for drafts wait: on a
+device for `windows`, which writes the cells of several at once; on the CPU, where their residuals are at hand
+and nothing runs beside the model, until somebody asks or there are as many as `tile` takes. An answer that
+ends before has cost nothing. `shift` drops the oldest cells where the window is shorter than the context.
 
 The row of position p stands for the id at p and the residual of p - 1. Rows of drafts that did not come
 true are written over by those that did: a cell belongs to a position.
@@ -48,7 +50,7 @@ class _Rows(NamedTuple):
     """Rows that were read last; the residual's first ones."""
 
     ids: np.ndarray
-    residual: jax.Array
+    residual: jax.Array | np.ndarray
     position: int
     """Of the first row: that of its id."""
     place: int = 0
@@ -81,6 +83,7 @@ class MtpDrafter:
         """Position of the oldest cell."""
         self._last: _Rows | None = None
         self._waiting: list[_Rows] = []
+        self._num_waiting = 0
 
     @classmethod
     def open(
@@ -173,13 +176,16 @@ class MtpDrafter:
             for width in sizes.tile_widths
         }
         residual = place(window, jnp.float32)
-        windows = functools.partial(windows_program, settings)
         self._held = 1 if self._follows else rows
         self._together = held // 2 if self._follows else rows
         """Rows whose cells are written in one go."""
-        given = numbers(3 * self._together + 3)
-        self._windows = compiled(windows, None, (residual,) * self._held, given)
-        self._chain = None
+        self._chain = self._windows = None
+        if placing.backend.is_device:
+            windows = functools.partial(windows_program, settings)
+            given = numbers(3 * self._together + 3)
+            self._windows = compiled(windows, None, (residual,) * self._held, given)
+        else:
+            self._together = self._block
         self._follow: dict[int, Any] = {}
         """By the drafts that there are at most: steps of a chain that nobody wants take their time, too."""
         if drawable is None:
@@ -211,13 +217,12 @@ class MtpDrafter:
             self._cells = self._empty()
         self.origin = 0
         self._last = None
-        self._waiting = []
+        self._take_waiting()
 
     def read(self, ids: np.ndarray, residual: jax.Array, position: int) -> None:
         """Takes note of what the model has read; see `Drafter.read`.
 
-        A window's rows wait, for a chain of drafts writes their cells on its way; those after which nobody
-        drafts are written when there are as many as a window has.
+        A window's rows wait, for a chain of drafts writes their cells on its way.
         """
         if not len(ids):
             return
@@ -243,7 +248,8 @@ class MtpDrafter:
         if count < 1 or self._last is None:
             return Drafted(ids=np.zeros(0, np.int32), probabilities=np.zeros(0, np.float32))
         if self._waiting:
-            del self._waiting[-1]  # the last, which the chain writes
+            # The last ones are written by the chain.
+            self._num_waiting -= len(self._waiting.pop().ids)
             self._write_waiting()
         ids, residual, position, _ = self._last  # a host that asks has no ring
         cell = self._cell(position, len(ids) + self._most)
@@ -258,7 +264,7 @@ class MtpDrafter:
         """See `Follower`; a ring has room for as many rows more as wait."""
         ids = np.asarray([token], np.int32)
         self._wait_for_more(_Rows(ids, residual, position + 1, place))
-        if len(self._waiting) == self._together:
+        if self._num_waiting == self._together:
             self._write_waiting()
 
     def begin(self) -> None:
@@ -292,19 +298,25 @@ class MtpDrafter:
     def lose(self) -> None:
         """See `Follower`."""
         self._cells = self._last = None
-        self._waiting = []
+        self._take_waiting()
 
     def _wait_for_more(self, rows: _Rows) -> None:
-        if sum(len(r.ids) for r in self._waiting) + len(rows.ids) > self._together:
+        if self._num_waiting + len(rows.ids) > self._together:
             self._write_waiting()
-        self._waiting.append(rows)
         self._last = rows
+        if self._windows is None:  # the rows alone: a whole window for each would be much
+            live = np.asarray(rows.residual)[: len(rows.ids)]
+            rows = rows._replace(residual=live.copy())
+        self._waiting.append(rows)
+        self._num_waiting += len(rows.ids)
 
     def _write_waiting(self) -> None:
         """Writes the cells of rows for which no chain did."""
-        waiting, self._waiting = self._waiting, []
+        waiting = self._take_waiting()
         if not waiting:
             return
+        if self._windows is None:
+            return self._write_in_tile(waiting)
         width = self._together
         numbers = np.zeros(3 * width + 3, np.int32)
         at = 0
@@ -319,6 +331,19 @@ class MtpDrafter:
         residuals = [rows.residual for rows in waiting][-self._held :]
         residuals += [self._nothing] * (self._held - len(residuals))
         self._cells = self._windows(self._params, self._given(), tuple(residuals), numbers)
+
+    def _write_in_tile(self, waiting: list[_Rows]) -> None:
+        width, tile = min(self._tiles.items())
+        ids = np.concatenate([rows.ids for rows in waiting])
+        residual = np.zeros((width, *self._nothing.shape[1:]), np.float32)
+        np.concatenate([rows.residual for rows in waiting], out=residual[: len(ids)])
+        cell = self._cell(waiting[0].position, len(ids))
+        numbers = _numbers(ids, self._block, (0, len(ids), self.origin, cell))
+        self._cells, _ = tile(self._params, self._given(), residual, numbers)
+
+    def _take_waiting(self) -> list[_Rows]:
+        waiting, self._waiting, self._num_waiting = self._waiting, [], 0
+        return waiting
 
     def _cell(self, position: int, rows: int) -> int:
         """The cell of a position, with room for so many rows from there on."""

@@ -156,6 +156,17 @@ def test_reads_tiles_as_windows(opened, residual, end):
     assert drafter.draft(MOST).ids.tolist() == expected.ids.tolist()
 
 
+def test_writes_nothing_as_long_as_nobody_asks(opened, residual):
+    drafter = opened()
+    read_windows(drafter, residual, 20)
+    cells = drafter._cells
+    read_windows(drafter, residual, 60, widths=(1,), begin=20)
+
+    assert drafter._cells is cells
+    drafter.draft(1)
+    assert drafter._cells is not cells
+
+
 def test_forgets_drafts_that_did_not_come_true(opened, residual):
     drafter = opened()
     read_windows(drafter, residual, 60)
