@@ -1,4 +1,11 @@
-"""Which tests run. `--gpu` asks for those that need a device; asked for, they fail without one."""
+"""Which tests run, and what they share.
+
+`--gpu` asks for those that need a device; asked for, they fail without one.
+"""
+
+import os
+import shutil
+import tempfile
 
 import pytest
 
@@ -18,6 +25,17 @@ LONGEST = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="run the tests that need a CUDA device too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A program that one test compiled is not compiled again, in none of this run's processes."""
+    if hasattr(config, "workerinput") or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    folder = tempfile.mkdtemp(prefix="strata-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

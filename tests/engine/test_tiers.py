@@ -9,6 +9,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from strata_jax.cli.process import process_memory
 from strata_jax.config import TierSettings
@@ -156,7 +157,20 @@ def test_nothing_is_streamed_where_the_cache_is_off(embedded_pack, request_of):
     assert counters["shares"]["host"] == 1.0
 
 
-def test_the_compiled_programs_are_the_same_at_every_residency(tiny_pack):
+@pytest.fixture
+def no_compile_cache():
+    """What comes out of the cache of compiled programs has another text."""
+
+    def use(wanted: bool) -> None:
+        jax.config.update("jax_enable_compilation_cache", wanted)
+        compilation_cache.reset_cache()
+
+    use(False)
+    yield
+    use(True)
+
+
+def test_the_compiled_programs_are_the_same_at_every_residency(tiny_pack, no_compile_cache):
     """The optimised HLO, attributes of the calls included: where experts lie is no part of it."""
     total = tiny_pack.config.num_layers * tiny_pack.config.num_experts
     programs = []

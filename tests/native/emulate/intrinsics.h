@@ -9,6 +9,10 @@
 
 #include "emulate/sync.h"
 
+#if defined(__SSE4_1__)
+#include <immintrin.h>
+#endif
+
 // NOLINTBEGIN: CUDA's names
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
@@ -69,12 +73,20 @@ inline long long __double_as_longlong(double a) { return emulate::Bits<long long
 inline double __longlong_as_double(long long a) { return emulate::Bits<double>(a); }
 
 inline int __dp4a(int a, int b, int c) {
+#if defined(__SSE4_1__)  // these two are most of what an expert's product is
+  const __m128i products = _mm_madd_epi16(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(a)),
+                                          _mm_cvtepi8_epi16(_mm_cvtsi32_si128(b)));
+  return static_cast<int>(static_cast<uint32_t>(c) +
+                          static_cast<uint32_t>(_mm_cvtsi128_si32(products)) +
+                          static_cast<uint32_t>(_mm_extract_epi32(products, 1)));
+#else
   const uint32_t x = static_cast<uint32_t>(a), y = static_cast<uint32_t>(b);
   uint32_t sum = static_cast<uint32_t>(c);
   for (int i = 0; i < 32; i += 8) {
     sum += static_cast<uint32_t>(static_cast<int8_t>(x >> i) * static_cast<int8_t>(y >> i));
   }
   return static_cast<int>(sum);
+#endif
 }
 inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
   for (int i = 0; i < 32; i += 8) c += (a >> i & 0xffu) * (b >> i & 0xffu);
@@ -92,12 +104,20 @@ inline int __dp2a_lo(int a, int b, int c) {
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector, emulate::Place place = {}) {
   if ((selector & 0x8888u) != 0) emulate::Fail("__byte_perm: a selector above 7", place);
   const uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
+#if defined(__SSE4_1__)
+  const uint64_t spread = (selector & 0xffu) | (selector & 0xff00u) << 8;
+  const __m128i places =
+      _mm_cvtsi64_si128(static_cast<int64_t>((spread & 0xf000fu) | (spread & 0xf000f0u) << 4));
+  return static_cast<unsigned>(
+      _mm_cvtsi128_si32(_mm_shuffle_epi8(_mm_cvtsi64_si128(static_cast<int64_t>(bytes)), places)));
+#else
   unsigned result = 0;
   for (int i = 0; i < 4; ++i) {
     const unsigned from = selector >> (4 * i) & 7u;
     result |= static_cast<unsigned>(bytes >> (8 * from) & 0xffu) << (8 * i);
   }
   return result;
+#endif
 }
 inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>(((static_cast<uint64_t>(high) << 32 | low) << (shift & 31u)) >> 32);
