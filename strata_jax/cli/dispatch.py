@@ -11,6 +11,7 @@ from absl import flags
 from strata_jax import __version__
 from strata_jax.cli import flags as cli_flags
 from strata_jax.cli.context import Command, Context
+from strata_jax.cli.files import check_written
 from strata_jax.errors import UsageError
 
 COMMANDS = ("generate", "chat", "plan", "doctor", "gate", "profile")
@@ -34,6 +35,7 @@ def dispatch(args: list[str], context: Context) -> int:
     except cli_flags.HelpRequest:
         context.output.text(_command_usage(name))
         return 0
+    check_written(values)
     return command.run(values, context)
 
 
