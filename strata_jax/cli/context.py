@@ -103,8 +103,12 @@ class Engine(Protocol):
         """
         ...
 
+    def take_warnings(self) -> list[str]:
+        """What went wrong beside the answers, one line each, told once."""
+        ...
+
     def close(self) -> None:
-        """Gives everything back."""
+        """Gives everything back; then StrataError if a file could not be written."""
         ...
 
 

@@ -281,8 +281,8 @@ class Terminal:
         if not stopped and not has_text:
             self._output.note("the model only thought; there is no answer")
         late = describe_late_copies(generation.tier_counters)
-        if late is not None:
-            self._output.note(late)
+        for line in (*(() if late is None else (late,)), *self._engine.take_warnings()):
+            self._output.note(line)
 
     def _ask(self) -> str | None:
         """A line typed at the terminal; None at the end of the input."""

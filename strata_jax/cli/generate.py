@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from strata_jax.cli import flags as cli_flags
-from strata_jax.cli.context import Context, Generation
+from strata_jax.cli.context import Context, Engine, Generation
 from strata_jax.cli.draft_flags import define_draft_layer, define_drafts
 from strata_jax.cli.files import output_path
 from strata_jax.cli.tier_flags import define_tiers
-from strata_jax.errors import UsageError
+from strata_jax.errors import StrataError, UsageError
 
 if TYPE_CHECKING:
     from strata_jax.cli.answers import Task
@@ -80,7 +80,7 @@ def _define_prompt(values: flags.FlagValues) -> None:
 
 def run(values: flags.FlagValues, context: Context) -> int:
     """Writes the answer, or the JSON object, to stdout."""
-    from strata_jax.cli import answers, process, prompts, session
+    from strata_jax.cli import answers, prompts, session
 
     output = context.output
     _check(values)
@@ -93,30 +93,15 @@ def run(values: flags.FlagValues, context: Context) -> int:
         keep_logits = logits_out is not None
         with session.running_engine(pack, values, context, platform, keep_logits) as engine:
             generation = answers.write(engine, task, output, show=not values.json)
-            running = {
-                "tile_rows": engine.tile_rows,
-                "plan": engine.plan.to_json(),
-                "memory": process.process_memory(),
-            }
-        if logits_out is not None:
-            _write_logits(logits_out, generation)
-        output.note(answers.describe(task, generation))
-        tiers = answers.describe_tiers(generation.tier_counters)
-        if tiers is not None:
-            output.note(tiers)
-        late = answers.describe_late_copies(generation.tier_counters)
-        if late is not None:
-            output.note(late)
-        drafts = answers.describe_drafts(generation.drafts)
-        if drafts is not None:
-            output.note(drafts)
-        timing = generation.prefill_timing
-        for line in () if timing is None else timing.lines():
-            output.note(line)
-        if timing is not None:
-            running["prefill_timing"] = timing.to_json()
-        if values.json:
-            output.json(_result(task, generation) | _conditions(values, pack) | running)
+            for line in _lines(task, generation):
+                output.note(line)
+            try:
+                if logits_out is not None:
+                    _write_logits(logits_out, generation)
+            finally:  # whatever else can be written: the answer is there
+                if values.json:
+                    conditions = _conditions(values, pack) | _running(engine)
+                    output.json(_result(task, generation) | conditions)
     return 0
 
 
@@ -130,12 +115,33 @@ def _check(values: flags.FlagValues) -> None:
                 raise UsageError(f"generate: --{name} is the chat template's, --chat expected too")
 
 
+def _lines(task: "Task", generation: Generation) -> list[str]:
+    """What to tell about an answer."""
+    from strata_jax.cli import answers
+
+    timing = generation.prefill_timing
+    lines = (
+        answers.describe(task, generation),
+        answers.describe_tiers(generation.tier_counters),
+        answers.describe_late_copies(generation.tier_counters),
+        answers.describe_drafts(generation.drafts),
+        *(() if timing is None else timing.lines()),
+    )
+    return [line for line in lines if line is not None]
+
+
 def _write_logits(path: Path, generation: Generation) -> None:
     import numpy as np
 
     assert generation.logits is not None, "the engine was opened with all_logits"
-    with path.open("wb") as file:  # by name, numpy would append .npy
-        np.save(file, generation.logits, allow_pickle=False)
+    try:
+        with path.open("wb") as file:  # by name, numpy would append .npy
+            np.save(file, generation.logits, allow_pickle=False)
+    except OSError as error:
+        raise StrataError(
+            f"--logits_out={path}: cannot be written: {error.strerror or error}; a file with room for "
+            f"{generation.logits.nbytes} bytes expected"
+        ) from None
 
 
 def _result(task: "Task", generation: Generation) -> dict[str, object]:
@@ -151,7 +157,20 @@ def _result(task: "Task", generation: Generation) -> dict[str, object]:
         "drafts": generation.drafts,
         "ngram": generation.ngram,
     }
+    timing = generation.prefill_timing
+    result |= {} if timing is None else {"prefill_timing": timing.to_json()}
     return result | ({"reasoning": task.reasoning} if task.is_chat else {})
+
+
+def _running(engine: Engine) -> dict[str, object]:
+    """What the engine is like while it is there."""
+    from strata_jax.cli import process
+
+    return {
+        "tile_rows": engine.tile_rows,
+        "plan": engine.plan.to_json(),
+        "memory": process.process_memory(),
+    }
 
 
 def _conditions(values: flags.FlagValues, pack: "Pack") -> dict[str, object]:

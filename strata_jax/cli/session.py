@@ -28,7 +28,7 @@ from strata_jax.config import (
     wants_prefill_timing,
 )
 from strata_jax.engine.options import EngineOptions
-from strata_jax.errors import UsageError
+from strata_jax.errors import StrataError, UsageError
 from strata_jax.weights.pack import Pack, open_pack
 from strata_jax.weights.profile import check_replaceable
 
@@ -66,10 +66,11 @@ def running_engine(
     platform: Platform,
     all_logits: bool = False,
 ) -> Iterator[Engine]:
-    """The model, loaded, its notes told.
+    """The model, loaded, its notes told; closed behind the block.
 
     Raises:
-        StrataError: if it cannot run here or does not fit, or a flag is no good.
+        StrataError: if it cannot run here or does not fit, or a flag is no good; at the end, if a file
+            that was asked for could not be written.
     """
     tiers = tier_settings(values)
     _check_profile_save(pack, tiers, context.output)
@@ -100,8 +101,13 @@ def running_engine(
         for line in engine.notes:
             context.output.note(line)
         yield engine
-    finally:
-        engine.close()
+    except BaseException:
+        try:
+            engine.close()
+        except StrataError as error:  # the command ends for the first reason, but this is one, too
+            context.output.error(str(error))
+        raise
+    engine.close()
 
 
 def _check_profile_save(pack: Pack, tiers: TierSettings, output: Output) -> None:

@@ -5,6 +5,7 @@ id drawn last, with drafts of those that may follow, and gives the logits of the
 (`engine/generation.py`). The engine knows no text.
 """
 
+import contextlib
 from collections.abc import Callable
 
 from strata_jax import _native
@@ -53,6 +54,10 @@ class Engine:
 
         Raises:
             UsageError: for options out of range.
+            CapacityError: if the model does not fit.
+            BadFileError: for a file, of the model or another one, that cannot be used.
+            StrataError: if this machine does not do what the options ask for.
+            OSError: if `routing_out` cannot be written.
         """
         context, notes = choose_context(pack, options)
         config, budget_notes = choose_index_budget(pack.config, options.index_budget)
@@ -80,11 +85,12 @@ class Engine:
             runner = Runner(pack, config, runner_options, report)
             try:
                 drafters.open(pack, runner, report)
+                if options.routing_out is not None:  # last: it empties what is there
+                    runner.tiers.files.write_routing(options.routing_out)
             except BaseException:
+                drafters.close()
                 runner.close()
                 raise
-        if options.routing_out is not None:
-            runner.tiers.write_routing(options.routing_out)
         notes += (
             budget_notes
             + kv_notes(options.kv, options.platform)
@@ -139,11 +145,20 @@ class Engine:
         """Compares the bytes of every expert slot with the file; one line for each fault."""
         return self._runner.tiers.experts.audit()
 
+    def take_warnings(self) -> list[str]:
+        """What went wrong beside the answers and a user should know, one line each, told once."""
+        return self._runner.tiers.files.take_warnings()
+
     def close(self) -> None:
-        """Ends a request that runs and frees the device; the pack stays the caller's to close."""
-        self._end_current()
-        self._drafters.close()
-        self._runner.close()
+        """Ends a request that runs and frees the device; the pack stays the caller's to close.
+
+        Raises:
+            StrataError: if a file that was asked for could not be written; all is closed then, too.
+        """
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._runner.close)
+            closing.callback(self._drafters.close)
+            self._end_current()
 
     def _end_current(self) -> None:
         if self._current is not None:

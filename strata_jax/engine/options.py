@@ -69,7 +69,14 @@ class EngineOptions:
     platform: Platform = "cpu"
     """Where it runs."""
     routing_out: Path | None = None
-    """Where the routed ids of every step are written (`weights/routing.py`); None = nowhere."""
+    """Where the routed ids of every step are written (`weights/routing.py`), on the CPU; None = nowhere."""
+
+    def __post_init__(self) -> None:
+        if self.routing_out is not None and self.platform != "cpu":
+            raise UsageError(
+                "--routing_out: not available on a GPU, whose steps tell nobody what they routed; "
+                "--platform=cpu records it"
+            )
 
     def checked_rows(self) -> int:
         """Rows of a window.

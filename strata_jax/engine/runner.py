@@ -473,11 +473,19 @@ class Runner:
         return found
 
     def close(self) -> None:
-        """Lets go of the native stores and the device's memory; close before the pack."""
+        """Lets go of the native stores and the device's memory; close before the pack.
+
+        Raises:
+            StrataError: as `EngineTiers.close` does; all is closed then, too.
+        """
         self._state = None
-        self.tiers.close()
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._close_store)
+            closing.callback(self._close_table)
+            self.tiers.close()
+
+    def _close_table(self) -> None:
         if self._table is not None:
             self._last_table_report = self.table_report()
             self._table.close()
             self._table = None
-        self._close_store()

@@ -1,15 +1,14 @@
 """The expert tiers of an engine: planned from headers, opened, adapted between windows, saved."""
 
 import dataclasses
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from strata_jax import _native
 from strata_jax.config import KvType, TierSettings
+from strata_jax.engine.tier_files import TierFiles
 from strata_jax.ops.native import CPU, Backend
 from strata_jax.weights.budget import CUDA_RUNTIME_BYTES, StepSizes, host_memory, shown
 from strata_jax.weights.device_experts import DeviceExperts, device_memory
@@ -20,14 +19,10 @@ from strata_jax.weights.experts import TIMEOUT_MS, AdaptSettings, ExpertTiers, s
 from strata_jax.weights.pack import Pack
 from strata_jax.weights.placement import Tier
 from strata_jax.weights.plan import make_plan
-from strata_jax.weights.profile import learned, load_profile, routed_model
+from strata_jax.weights.profile import Profile, load_profile, routed_model
 from strata_jax.weights.read_ahead import read_ahead
-from strata_jax.weights.routing import RoutingWriter
 from strata_jax.weights.tier_needs import TierPlan
 from strata_jax.weights.tier_plan import Machine, plan_tiers
-
-SAVE_EVERY_S = 600.0
-"""Between two savings of the learned profile (reference-engine.md, section 1.4)."""
 
 
 class EngineTiers:
@@ -39,13 +34,13 @@ class EngineTiers:
         settings: TierSettings,
         plan: TierPlan,
         experts: ExpertTiers | DeviceExperts,
+        profile: Profile | None,
     ):
         self.plan = plan
         self.experts = experts
-        self._pack = pack
-        self._settings = settings
-        self._saved_at = time.monotonic()
-        self._routing: RoutingWriter | None = None
+        prior = () if profile is None else profile.ranked
+        self.files = TierFiles(experts, routed_model(pack), settings.expert_profile_save, prior)
+        """What the tiers leave in files."""
 
     @classmethod
     def open(
@@ -87,7 +82,7 @@ class EngineTiers:
             plan = _on_device(settings, plan)
             host = _host_settings(pack, settings, plan, steps, adapt)
             experts = DeviceExperts.open(pack, plan, host, backend, report, peer=peer)
-            return cls(pack, settings, plan, experts)
+            return cls(pack, settings, plan, experts, profile)
         read_ahead(pack, machine.host.available_bytes * 3 // 4, report)
         experts = ExpertTiers.open(
             store,
@@ -100,7 +95,7 @@ class EngineTiers:
             stream_share=settings.stream_share(machine.platform),
             report=report,
         )
-        return cls(pack, settings, plan, experts)
+        return cls(pack, settings, plan, experts, profile)
 
     def counters(self, since: dict[str, int] | None = None) -> dict[str, Any]:
         """Counters since `since` (or the start), shares of the tiers and hit rate for reports."""
@@ -110,41 +105,20 @@ class EngineTiers:
         hit_rate = None if parts is None else parts["primary"] + parts["peer"]
         return {**counts, "shares": parts, "hit_rate": hit_rate}
 
-    def write_routing(self, path: Path) -> None:
-        """Writes the routed ids of every step from now on; see `weights/routing.py`."""
-        self._routing = RoutingWriter(path, routed_model(self._pack))
-        self.experts.record_routing(True)
-
     def after_step(self) -> None:
-        """Writes what is due: routed ids, and the learned profile every ten minutes."""
-        if self._routing is not None:
-            for layer, ids in self.experts.take_routing():
-                self._routing.add(layer, ids)
-        if time.monotonic() - self._saved_at >= SAVE_EVERY_S:
-            self.save()
-
-    def save(self) -> None:
-        """Writes the learned profile: residents first, then use, then the order before."""
-        path = self._settings.expert_profile_save
-        if path is None:
-            return
-        self._saved_at = time.monotonic()
-        prior = load_profile(self._pack, self._settings.expert_profile)
-        tiers = self.experts.tiers()
-        learned(
-            routed_model(self._pack),
-            (tiers == 1) | (tiers == 2),
-            self.experts.usage(),
-            prior.ranked if prior is not None else (),
-        ).save(path)
+        """Writes what is due; see `TierFiles.after_step`."""
+        self.files.after_step()
 
     def close(self) -> None:
-        """Saves the profile and stops the workers."""
-        self.after_step()
-        if self._routing is not None:
-            self._routing.close()
-        self.save()
-        self.experts.close()
+        """Writes what is left and stops the workers.
+
+        Raises:
+            StrataError: if something could not be written; all is closed then, too.
+        """
+        try:
+            self.files.close()
+        finally:
+            self.experts.close()
 
 
 def _host_settings(

@@ -18,7 +18,7 @@ from strata_jax.cli.plan import plan_here
 from strata_jax.config import TILE_ROWS
 from strata_jax.engine.options import EngineOptions
 from strata_jax.engine.request import Request, Timings
-from strata_jax.errors import UsageError
+from strata_jax.errors import StrataError, UsageError
 from strata_jax.text.tokenizer import Tokenizer
 from strata_jax.weights.budget import StepSizes
 from strata_jax.weights.pack import Pack
@@ -123,6 +123,10 @@ class FakeEngine:
         """A prompt id's; 0: prompts are read at once, and nothing is reported."""
         self.requests: list[Request] = []
         self.closed = False
+        self.warnings: list[str] = []
+        """What the next `take_warnings` tells."""
+        self.unsaved = ""
+        """What cannot be written at the end."""
         self._answer = answer
         self._metadata = dict(pack.file.metadata)
 
@@ -138,8 +142,14 @@ class FakeEngine:
         self.requests.append(request)
         return FakeGeneration(self, request, self._answer, report)
 
+    def take_warnings(self) -> list[str]:
+        warnings, self.warnings = self.warnings, []
+        return warnings
+
     def close(self) -> None:
         self.closed = True
+        if self.unsaved:
+            raise StrataError(self.unsaved)
 
 
 def encode(pack: Pack, text: str) -> list[int]:
@@ -155,6 +165,7 @@ class Opener:
         self.delay_s = delay_s
         self.read_s = read_s
         self.engine: FakeEngine | None = None
+        self.unsaved = ""
 
     def __call__(
         self, pack: Pack, options: EngineOptions, report: Callable[[str], None]
@@ -162,6 +173,8 @@ class Opener:
         report("loading: 3 of 4 MiB, 2 MiB/s")
         ids = encode(pack, self.answer) if isinstance(self.answer, str) else self.answer
         self.engine = FakeEngine(pack, options, ids, self.delay_s, self.read_s)
+        if self.unsaved:
+            self.engine.warnings, self.engine.unsaved = ["a warning"], self.unsaved
         return self.engine
 
     @property

@@ -19,6 +19,18 @@ def test_answers_every_line_of_a_pipe():
     assert outcome.out == "Hello there.\nHello there.\n"
 
 
+def test_tells_once_what_cannot_be_written_and_goes_on():
+    opener = Opener(ANSWER)
+    opener.unsaved = "--expert_profile_save=x: cannot be written"
+
+    outcome = run("chat", opener=opener, stdin=b"Hi\nHi\n")
+
+    assert outcome.code == 1
+    assert outcome.out == "Hello there.\nHello there.\n"
+    assert outcome.err.count("note: a warning\n") == 1
+    assert outcome.err.endswith("strata-jax: --expert_profile_save=x: cannot be written\n")
+
+
 def test_keeps_the_history():
     opener = Opener(ANSWER)
 

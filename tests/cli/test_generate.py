@@ -145,6 +145,20 @@ def test_writes_logits_under_the_name_given(tmp_path: Path):
     assert logits.shape == (len(opener.request.ids) + 2, 4096)
 
 
+@pytest.mark.parametrize("flag", ["--logits_out=/dev/full", "--seed=1"])
+def test_the_answer_comes_out_whatever_else_cannot_be_written(flag: str):
+    """All of that is told, and the exit code says that something is missing."""
+    opener = Opener(PLAIN)
+    opener.unsaved = "--expert_profile_save=x: cannot be written"
+
+    outcome = run("generate", "--prompt=Hi", "--json", flag, opener=opener)
+
+    assert outcome.code == 1
+    assert json.loads(outcome.out)["text"] == "Hello there."
+    assert "strata-jax: --expert_profile_save=x: cannot be written\n" in outcome.err
+    assert ("strata-jax: --logits_out=/dev/full: cannot be" in outcome.err) == ("full" in flag)
+
+
 @pytest.mark.parametrize("name", ["", "none/logits.npy"])
 def test_refuses_a_place_for_logits_before_loading(tmp_path: Path, name: str):
     outcome, opener = _run(f"--logits_out={tmp_path}/{name}")

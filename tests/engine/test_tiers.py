@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -83,9 +84,30 @@ def test_what_was_learned_is_saved_at_the_end(embedded_pack, request_of, tmp_pat
     profile = Profile.load(path)
     profile.check_model(routed_model(embedded_pack), path)
     assert len(profile.ranked) >= 24
-    again = TierSettings(expert_cache=24, expert_profile=path)
-    _, counters, _ = run(embedded_pack, request_of(range(5, 40), max_tokens=4), again)
-    assert counters["hit_rate"] > 0
+
+
+def test_files_that_cannot_be_written_cost_neither_the_answer_nor_what_is_closed(
+    embedded_pack, request_of, tmp_path
+):
+    """The profile that the run begins with is read once, and may go."""
+    path = tmp_path / "learned.json"
+    Profile(model=routed_model(embedded_pack), ranked=((0, 3), (1, 5))).save(path)
+    tiers = TierSettings(
+        expert_cache=24, expert_profile=path, expert_profile_save=tmp_path / "none" / "p"
+    )
+    engine = Engine.open(embedded_pack, EngineOptions(tiers=tiers))
+    path.unlink()
+    store = Mock(wraps=engine._runner._store)
+    engine._runner._store = store
+    generation = engine.start(request_of(range(5, 40), max_tokens=4))
+
+    assert len(list(generation)) == 4
+    assert generation.tier_counters["hit_rate"] > 0
+    with pytest.raises(StrataError, match="--expert_profile_save="):
+        engine.close()
+
+    assert engine._runner._table is None
+    store.close.assert_called_once_with()
 
 
 def test_routed_ids_are_written(embedded_pack, request_of, tmp_path):
@@ -247,11 +269,11 @@ SAVING = """
 import sys
 from pathlib import Path
 from strata_jax.config import TierSettings
-from strata_jax.engine import tiers
+from strata_jax.engine import tier_files
 from strata_jax.engine.engine import Engine, EngineOptions
 from strata_jax.engine.request import Request, SamplingSettings
 from strata_jax.weights.pack import open_pack
-tiers.SAVE_EVERY_S = 0.0
+tier_files.SAVE_EVERY_S = 0.0
 with open_pack(Path(sys.argv[1])) as pack:
     settings = TierSettings(
         expert_cache=4, adapt_every=1, adapt_swaps=8, expert_profile_save=Path(sys.argv[2])
