@@ -177,7 +177,10 @@ def define_engine(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     flags.DEFINE_string(
-        "routing_out", None, "file for the routed ids of every step", flag_values=values
+        "routing_out",
+        None,
+        "file for the routed ids of every step, of which a GPU tells nobody: on the CPU only",
+        flag_values=values,
     )
     flags.DEFINE_string(
         "compile_cache",

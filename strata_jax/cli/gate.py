@@ -91,12 +91,14 @@ def compare(values: flags.FlagValues, context: Context, command: Sequence[str]) 
     with output.progress() as report:
         outcomes = [run_comparison(comparison, job, report) for comparison, job in planned]
     record = make_record(values.preset, outcomes, began, library)
-    if record_path is not None:
-        write_record(record, record_path)
-    if values.json:
-        output.json(record)
-    else:
-        output.text(make_table(outcomes))
+    try:
+        if record_path is not None:
+            write_record(record, record_path)
+    finally:  # what took hours comes out, whatever else can be written
+        if values.json:
+            output.json(record)
+        else:
+            output.text(make_table(outcomes))
     return EXIT_CODES[worst([outcome.verdict for outcome in outcomes])]
 
 

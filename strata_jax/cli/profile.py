@@ -65,13 +65,15 @@ def run(values: flags.FlagValues, context: Context) -> int:
     _check_models(values, profiles, readers)
     result = _act(values, profiles, readers, context)
     path = output_path("out", values.out)
-    if path is not None:
-        result.save(path)
-        context.output.note(f"wrote {path}: {len(result.ranked)} experts ranked")
-    if values.json:
-        context.output.json(_summary(result))
-    else:
-        context.output.text("\n".join(_lines(result)) + "\n")
+    try:
+        if path is not None:
+            result.save(path)
+            context.output.note(f"wrote {path}: {len(result.ranked)} experts ranked")
+    finally:  # the ranking comes out, whatever else can be written
+        if values.json:
+            context.output.json(_summary(result))
+        else:
+            context.output.text("\n".join(_lines(result)) + "\n")
     return 0
 
 

@@ -209,9 +209,13 @@ def merge(profiles: Sequence[Profile], weights: Sequence[float]) -> Profile:
 def write_atomically(path: pathlib.Path, text: str) -> None:
     """Replaces a file by a new one: killed at any moment, the old or the new one is there, whole.
 
-    The new bytes go to a file beside it, to the disk, and then take its name.
+    The new bytes go to a file beside it, to the disk, and then take its name. A device is written to: it
+    must not become a file.
     """
     path = path.resolve()  # a link keeps pointing to the file
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         with beside.open("w", encoding="utf-8") as file:

@@ -44,11 +44,11 @@ def model_hash() -> str:
 def compare(model_hash: str):
     """Runs the command with a fake process."""
 
-    def compared(*args: str, **scenario: Any) -> Outcome:
+    def compared(*args: str, out: io.StringIO | None = None, **scenario: Any) -> Outcome:
         values = flags.FlagValues()
         gate.define(values)
         parse("gate", values, [*args], {})
-        out, err = io.StringIO(), io.StringIO()
+        out, err = out or io.StringIO(), io.StringIO()
         context = Context(
             output=Output(out, err), interrupts=Interrupts(), stdin=None, open_engine=open_engine
         )
@@ -56,6 +56,16 @@ def compare(model_hash: str):
         return Outcome(code, out.getvalue(), err.getvalue())
 
     return compared
+
+
+def test_what_was_compared_comes_out_although_the_record_cannot_be_written(compare):
+    written = io.StringIO()
+
+    with pytest.raises(OSError, match="No space left"):
+        compare("--preset=pcie", "--record=/dev/full", out=written)
+
+    assert "IDENTICAL" in written.getvalue()
+    assert Path("/dev/full").is_char_device()  # no file took the device's place
 
 
 def test_prints_a_table(compare):

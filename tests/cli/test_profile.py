@@ -191,3 +191,11 @@ def test_takes_the_ranking_of_the_model_given(tmp_path: Path):
         Profile(model=routed_model(pack), ranked=((0, 1),)).save(tmp_path / "mine")
 
     assert _run(tmp_path, "--profile=@mine", f"--model={EMBEDDED_MODEL}").code == 0
+
+
+def test_the_ranking_comes_out_although_it_cannot_be_written(folder: Path):
+    outcome = _run(folder, "--action=make", "--routing=@r1", "--out=/dev/full", "--json")
+
+    assert outcome.code == 1
+    assert json.loads(outcome.out)["num_ranked"] > 0
+    assert "No space left" in outcome.err
