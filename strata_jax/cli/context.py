@@ -87,6 +87,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def kept(self) -> int:
+        """Ids of a prompt whose reading was stopped that need not be read again."""
+        ...
+
+    @property
     def plan(self) -> "TierPlan":
         """Where experts were placed, and what every memory has to hold."""
         ...

@@ -235,7 +235,8 @@ class Terminal:
         try:
             generation, ids = begin(self._engine, request, self._output, stop.at_border)
         except _StoppedReading as stopped:
-            where = f"after {stopped} of {len(request.ids)} prompt tokens, which are kept"
+            kept = "which are kept" if self._engine.kept else "which will be read again"
+            where = f"after {stopped} of {len(request.ids)} prompt tokens, {kept}"
         else:
             if not stop.wished:
                 stop.has_begun = True

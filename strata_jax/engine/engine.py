@@ -137,6 +137,12 @@ class Engine:
         return self._current
 
     @property
+    def kept(self) -> int:
+        """Ids of a prompt whose reading was stopped that need not be read again, if it is asked for next."""
+        left = self._runner.left
+        return 0 if left is None else len(left) - 1
+
+    @property
     def plan(self) -> TierPlan:
         """What was placed where, and what every memory has to hold."""
         return self._runner.tiers.plan

@@ -109,7 +109,11 @@ class Generation:
         logits = self._read_timed() if self._is_timed else self._read_prompt()
         runner.tiers.after_step()
         sampler = Sampler(request.settings, request.ids, runner.drawable)
-        token = sampler.pick(logits, runner.position) if request.max_tokens else -1
+        if request.max_tokens == 0:  # drafters are not told of an id that nobody draws
+            self._prompt_s = time.perf_counter() - start
+            self.finish_reason = "length"
+            return
+        token = sampler.pick(logits, runner.position)
         end = runner.options.max_context - len(request.ids) + 1  # one id has no room to be read
         last = len(request.ids) + min(request.max_tokens, end) - 1
         answer = AnswerIds(runner, request, self._drafting, self._record, sampler, last)
@@ -121,7 +125,7 @@ class Generation:
     ) -> Iterator[int]:
         """The answer: `token`, then those that follow, to its end; at most `end` ids."""
         request = self._request
-        while self._count < request.max_tokens:
+        while True:
             self._count += 1
             self._last = time.perf_counter()
             if self._first is None:
@@ -135,8 +139,6 @@ class Generation:
             if self.finish_reason is not None:
                 return
             token = next(following)
-        self._prompt_s = time.perf_counter() - start
-        self.finish_reason = "length"
 
     def _read_timed(self) -> np.ndarray:
         """Reads the prompt and takes down where the time went."""
@@ -175,7 +177,7 @@ class Generation:
         ids = np.asarray(self._request.ids, np.int32)
         in_tiles = len(ids) // GRAIN * GRAIN
         keep = self._record.logits is not None
-        start = self._resumed = 0 if keep else self._runner.resume(ids[:in_tiles])
+        start = self._resumed = 0 if keep else self._runner.resume(ids)
         if keep:
             self._runner.reset()
         if self._drafting is not None and start == 0:
@@ -189,7 +191,8 @@ class Generation:
             logits = self._runner.read_tile(ids[begin:end], want_logits=keep or end == len(ids))
             self._record.keep(logits)
             self._note_read(begin, ids[begin + 1 : end + 1], is_last=end == len(ids))
-            self._runner.left = ids[: end + 1] if end < len(ids) else None
+            # Behind a prompt's last id there is none that its end could go on with.
+            self._runner.left = None if keep or end == len(ids) else ids[: end + 1]
             if self._report is not None:
                 self._report(end)
         rows = self._live_rows

@@ -212,6 +212,10 @@ class MtpDrafter:
 
     def reset(self) -> None:
         """Forgets the sequence."""
+        try:
+            jax.block_until_ready(self._cells)
+        except (ValueError, RuntimeError):  # a step failed behind the back of who asked for it
+            self._cells = None
         # What lies in cells of no row is never read: a prompt's are all written before they are.
         if self._cells is None:
             self._cells = self._empty()

@@ -163,7 +163,7 @@ class Runner:
         self.left = None
 
     def resume(self, ids: np.ndarray) -> int:
-        """Where to go on with a prompt, in tiles: behind those of `left` if it begins so, else at 0, reset.
+        """Where to go on with a whole prompt: behind the tiles of `left` if it begins so, else at 0, reset.
 
         Tiles may be cut anywhere on the grain (contract C), so what follows has the bits of a cold read.
         """

@@ -122,6 +122,7 @@ class FakeEngine:
         self.read_s = read_s
         """A prompt id's; 0: prompts are read at once, and nothing is reported."""
         self.requests: list[Request] = []
+        self.kept = 1
         self.closed = False
         self.warnings: list[str] = []
         """What the next `take_warnings` tells."""

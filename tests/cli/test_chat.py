@@ -1,5 +1,17 @@
+import io
 import time
 
+import pytest
+from absl import flags
+
+from strata_jax.cli import chat, conversation
+from strata_jax.cli.context import Context
+from strata_jax.cli.files import embedded_model
+from strata_jax.cli.flags import parse
+from strata_jax.cli.interrupts import Interrupts
+from strata_jax.cli.output import Output
+from strata_jax.engine.options import EngineOptions
+from strata_jax.weights.pack import open_pack
 from tests.cli.fake_engine import Opener, run
 from tests.cli.pseudo_terminal import CTRL_C, CTRL_D, Program
 
@@ -192,6 +204,29 @@ def test_ctrl_c_stops_a_prompt_where_it_can_go_on_and_keeps_the_message():
         program.type("/exit\n")
 
         assert program.exit_code() == 0
+
+
+@pytest.mark.parametrize(("kept", "expected"), [(1, "which are kept"), (0, "will be read again")])
+def test_says_of_a_stopped_prompt_what_is_kept(kept: int, expected: str):
+    opener = Opener("Hello.", read_s=1e-3)
+    err = io.StringIO()
+    values = flags.FlagValues()
+    chat.define(values)
+    parse("chat", values, [], {})
+    with open_pack(embedded_model()) as pack:
+        engine = opener(pack, EngineOptions(), lambda _: None)
+        engine.kept = kept
+        talk = conversation.Conversation.of(values, pack)
+        context = Context(
+            output=Output(None, err), interrupts=Interrupts(), stdin=None, open_engine=opener
+        )
+        stop = conversation._Stop()
+        stop()
+
+        begun = conversation.Terminal(context, engine, talk)._begin(talk.request("Hi", 99), stop)
+
+    assert begun is None
+    assert expected in err.getvalue()
 
 
 def test_ctrl_c_before_the_answer_begins_adds_nothing():

@@ -54,6 +54,15 @@ def test_answers_are_those_without_a_draft_layer(plain, drafting, request_of, le
     assert generation.drafts is not None
 
 
+@pytest.mark.parametrize("length", [64, 65])
+def test_a_prompt_without_an_answer_leaves_nothing_behind(drafting, plain, request_of, length):
+    assert list(drafting.start(request_of(prompt(length), max_tokens=0))) == []
+
+    after = drafting.start(request_of(prompt(5), max_tokens=6))
+
+    assert list(after) == list(plain.start(request_of(prompt(5), max_tokens=6)))
+
+
 def test_drafts_come_true(drafting, request_of, embedded_pack):
     # The model's own words, after which its draft layer knows how it goes on.
     request = request_of(prompt(3), max_tokens=200)

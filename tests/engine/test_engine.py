@@ -1,6 +1,7 @@
 """The engine: prompts of every length, how answers end, and what must not change them."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -101,8 +102,6 @@ def test_chunks_tell_how_far_a_prompt_has_been_read(engine, tiny_pack, request_o
 def test_a_prompt_stopped_at_a_chunks_border_goes_on_there(tiny_pack, request_of, ids):
     """With the bits of a cold read; another prompt begins anew."""
     engine = opened(tiny_pack, prefill=1)
-    request = request_of(np.resize(ids, 450), max_tokens=5)
-    other = request_of([*request.ids[:256], 1, 2, 3], max_tokens=5)
     told = []
 
     def stop(read: int) -> None:
@@ -115,16 +114,22 @@ def test_a_prompt_stopped_at_a_chunks_border_goes_on_there(tiny_pack, request_of
         generation = engine.start(asked, told.append)
         return list(generation), engine._runner.read_window(np.asarray([7])).copy()
 
-    cold, resumed, fresh = answer(request), answer(request, stopped=True), answer(other)
-    with pytest.raises(KeyboardInterrupt):
-        list(engine.start(request, stop))
-    begun_anew = answer(other)
+    # Stopped at a border before others, at the last one, and at the prompt's very end, where nothing goes on.
+    for length, borders, kept in [(450, [448], 256), (200, [], 192), (256, [256], 0)]:
+        request = request_of(np.resize(ids, length), max_tokens=5)
+        other = request_of([*request.ids[:256], 1, 2, 3], max_tokens=5)
+        cold, fresh = answer(request), answer(other)
+        told.clear()
+        resumed = answer(request, stopped=True)
+        assert told == borders
+        with pytest.raises(KeyboardInterrupt):
+            list(engine.start(request, stop))
+        assert engine.kept == kept
+        begun_anew = answer(other)
+        for got, wanted in [(resumed, cold), (begun_anew, fresh)]:
+            assert got[0] == wanted[0]
+            assert same_bits(got[1], wanted[1])
     engine.close()
-
-    assert told == [256, 448, 448, 256, 256]
-    for got, wanted in [(resumed, cold), (begun_anew, fresh)]:
-        assert got[0] == wanted[0]
-        assert same_bits(got[1], wanted[1])
 
 
 def test_a_full_context_ends_an_answer(tiny_pack, request_of, ids):
@@ -244,6 +249,7 @@ def test_a_request_out_of_range_is_a_usage_error(engine, request_of, changes, me
         ({"threads": 0}, "threads: 0, expected 1 to 1024"),
         ({"threads": 2000}, "threads: 2000, expected 1 to 1024"),
         ({"max_context": 0}, "max_context: 0, expected 1 to"),
+        ({"platform": "cuda", "routing_out": Path("x")}, "--routing_out: not available on a GPU"),
         ({"index_budget": 33}, "index_budget: 33, expected a positive multiple of 4"),
         ({"index_budget": 0}, "index_budget: 0, expected a positive multiple of 4"),
         ({"index_budget": -4}, "index_budget: -4, expected a positive multiple of 4"),

@@ -167,6 +167,22 @@ def test_writes_nothing_as_long_as_nobody_asks(opened, residual):
     assert drafter._cells is not cells
 
 
+def test_begins_anew_behind_a_step_that_failed(opened, residual):
+    """As it comes up: later than what failed, in whatever waits for its cells."""
+    drafter = opened()
+    read_windows(drafter, residual, 60)
+    expected = drafter.draft(MOST)
+    drafter.reset()
+    drafter.read(np.asarray([-1], np.int32), residual[:64], -1)
+    with pytest.raises((ValueError, RuntimeError), match=r"ids\[0\] is -1"):
+        drafter.draft(MOST)
+
+    drafter.reset()
+
+    read_windows(drafter, residual, 60)
+    assert drafter.draft(MOST).ids.tolist() == expected.ids.tolist()
+
+
 def test_forgets_drafts_that_did_not_come_true(opened, residual):
     drafter = opened()
     read_windows(drafter, residual, 60)
