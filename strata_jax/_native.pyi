@@ -77,7 +77,7 @@ class NgramTable:
         num_rows: int,
         num_cols: int,
         address: int,
-        path: str,
+        path: str | bytes,
         offset: int,
         depth: int = 256,
         cache_bytes: int = ...,

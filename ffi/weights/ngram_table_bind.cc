@@ -27,8 +27,18 @@ TableMode ModeOf(const std::string& name) {
   throw std::invalid_argument("ngram_table: mode " + name + ", mmap, ram or direct expected");
 }
 
+// Text that may name a file. Names need not be UTF-8; Python keeps their bytes as surrogates.
+py::str Named(const std::string& text) {
+  PyObject* const decoded =
+      PyUnicode_DecodeFSDefaultAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
+  if (decoded == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::str>(decoded);
+}
+
 void Check(const std::string& wrong) {
-  if (!wrong.empty()) throw std::runtime_error("ngram_table: " + wrong);
+  if (wrong.empty()) return;
+  PyErr_SetObject(PyExc_RuntimeError, Named("ngram_table: " + wrong).ptr());
+  throw py::error_already_set();
 }
 
 // Runs a call without the interpreter's lock.
@@ -139,13 +149,15 @@ void BindNgramTable(py::module_& module) {
   py::class_<TableHandle>(module, "NgramTable", py::module_local())
       .def(py::init<const std::string&, int64_t, int64_t, int64_t, uintptr_t, const std::string&,
                     int64_t, int, int64_t, double, bool>(),
-           py::kw_only(), py::arg("mode"), py::arg("type"), py::arg("num_rows"),
-           py::arg("num_cols"), py::arg("address"), py::arg("path"), py::arg("offset"),
-           py::arg("depth") = 256, py::arg("cache_bytes") = int64_t{64} << 20,
-           py::arg("timeout_s") = 30.0, py::arg("use_uring") = true)
+           "`path` is bytes where it may not be UTF-8.", py::kw_only(), py::arg("mode"),
+           py::arg("type"), py::arg("num_rows"), py::arg("num_cols"), py::arg("address"),
+           py::arg("path"), py::arg("offset"), py::arg("depth") = 256,
+           py::arg("cache_bytes") = int64_t{64} << 20, py::arg("timeout_s") = 30.0,
+           py::arg("use_uring") = true)
       .def_property_readonly("slot", &TableHandle::slot)
       .def_property_readonly("mode", &TableHandle::mode, "The mode in use.")
-      .def_property_readonly("note", [](const TableHandle& self) { return self.Held()->note(); })
+      .def_property_readonly("note",
+                             [](const TableHandle& self) { return Named(self.Held()->note()); })
       .def_property_readonly("how", [](const TableHandle& self) { return self.Held()->how(); })
       .def_property_readonly("row_bytes",
                              [](const TableHandle& self) { return self.Held()->row_bytes(); })

@@ -141,18 +141,28 @@ def _compile_cache(asked: str | None, output: Output) -> Path | None:
     if folder is None:
         output.note("compiled programs are not kept: no home folder; --compile_cache names one")
         return None
+    problem = _why_no_cache(folder)
+    if problem is None:
+        return folder
+    if asked is not None:
+        raise UsageError(
+            f"--compile_cache={asked}: {problem}, a folder to write to expected, or off"
+        )
+    output.note(
+        f"compiled programs are not kept: {folder}: {problem}; --compile_cache names another folder"
+    )
+    return None
+
+
+def _why_no_cache(folder: Path) -> str | None:
+    """Why programs cannot be kept in a folder, which is made; None if they can."""
     try:
+        str(folder).encode()
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except UnicodeEncodeError:
+        return "its name is not UTF-8, which JAX expects"
     except OSError as error:
-        if asked is not None:
-            raise UsageError(
-                f"--compile_cache={asked}: {error.strerror}, a folder to write to expected, or off"
-            ) from None
-        output.note(
-            f"compiled programs are not kept: {folder}: {error.strerror}; --compile_cache names "
-            "another folder"
-        )
-        return None
-    return folder
+        return error.strerror
+    return None

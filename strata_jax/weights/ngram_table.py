@@ -103,7 +103,7 @@ class NgramTable:
                 num_rows=info.shape[1],
                 num_cols=info.shape[0],
                 address=pack.address(TENSOR),
-                path=pack.file.paths[info.shard],
+                path=os.fsencode(pack.file.paths[info.shard]),
                 offset=info.offset,
                 cache_bytes=cache_bytes,
             )

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,22 @@ def test_refuses_a_cache_asked_for_that_cannot_be_used(tmp_path: Path):
 
     assert outcome.code == 2
     assert "a folder to write to expected, or off" in outcome.err
+
+
+def test_programs_are_not_kept_where_jax_cannot_name_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+
+    outcome, options = _options()
+    refused, _ = _options(f"--compile_cache={folder}")
+
+    assert options is not None
+    assert options.cache_dir is None
+    assert "its name is not UTF-8" in outcome.err
+    assert refused.code == 2
+    assert "its name is not UTF-8, which JAX expects, a folder" in refused.err
 
 
 @pytest.mark.parametrize("begin", [(), ("--expert_profile={path}",)])

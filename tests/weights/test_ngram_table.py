@@ -1,5 +1,6 @@
 import errno
 import itertools
+import os
 import pathlib
 import re
 import subprocess
@@ -60,6 +61,26 @@ def is_direct(table):
     """Whether unbuffered reads are to be had here; without them one line says so."""
     assert (table.mode == "direct") != any("no unbuffered reads" in line for line in table.notes)
     return table.mode == "direct"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reads_a_file_whose_name_is_not_utf8(tmp_path, mode):
+    path = tmp_path / os.fsdecode(b"caf\xe9.gguf")
+    path.symlink_to(EMBEDDED)
+
+    with open_pack(path) as pack, NgramTable(pack, mode, print) as table:
+        rows = rows_of(pack)
+        np.testing.assert_array_equal(table.read_rows(rows), file_rows(pack, rows))
+
+
+def test_names_a_file_whose_name_is_not_utf8(tmp_path):
+    path = tmp_path / os.fsdecode(b"caf\xe9.gguf")
+    path.symlink_to(EMBEDDED)
+
+    with open_pack(path) as pack:
+        path.unlink()
+        with pytest.raises(BadFileError, match="gguf: cannot be opened"):
+            NgramTable(pack, "direct", print)
 
 
 @pytest.mark.parametrize("mode", MODES)
