@@ -21,6 +21,8 @@ Platform = Literal["cpu", "cuda"]
 TILE_ROWS: Mapping[Platform, int] = {"cpu": 256, "cuda": 2048}
 """Rows of a prompt tile. Bits depend on them (numerics.md, contract C)."""
 
+MAX_CONTEXT = 1 << 24
+"""Most positions of a cache."""
 MOST_DRAFTS = 7
 """Drafts of a window: as many as the recurrent state has room for."""
 
@@ -241,7 +243,7 @@ class DraftSettings:
     """A chain ends with the first draft that is less probable."""
 
     def __post_init__(self) -> None:
-        _check_number("mtp_window", self.mtp_window, int, 64, 1 << 24)
+        _check_number("mtp_window", self.mtp_window, int, 64, MAX_CONTEXT)
         if self.mtp_norm not in get_args(HiddenNorm):
             expected = ", ".join(get_args(HiddenNorm))
             raise UsageError(f"--mtp_norm={self.mtp_norm}: one of {expected} expected")
@@ -446,18 +448,20 @@ class TierSettings:
 _TIER_DEFAULTS = {
     field.name: field.default for field in dataclasses.fields(TierSettings) if field.name != "given"
 }
+_MOST_COUNT = (1 << 31) - 1
+"""More experts, windows or swaps than there are; native code counts them in 32 bits."""
 _TIER_RANGES: tuple[tuple[str, type, float, float], ...] = (
-    ("expert_cache", int, 0, math.inf),
-    ("vram_reserve_mib", int, 0, math.inf),
-    ("adapt_every", int, 1, math.inf),
-    ("adapt_swaps", int, 0, math.inf),
+    ("expert_cache", int, 0, _MOST_COUNT),
+    ("vram_reserve_mib", int, 0, 1 << 40),
+    ("adapt_every", int, 1, _MOST_COUNT),
+    ("adapt_swaps", int, 0, _MOST_COUNT),
     ("adapt_decay", float, 0, 1),
     ("pcie_frac", float, 0, 1),
     ("pool_workers", int, 0, 1024),
-    ("peer_device", int, 0, math.inf),
-    ("peer_reserve_mib", int, 0, math.inf),
-    ("peer_slots", int, 0, math.inf),
-    ("peer_adapt_swaps", int, -1, math.inf),
+    ("peer_device", int, 0, 1023),
+    ("peer_reserve_mib", int, 0, 1 << 40),
+    ("peer_slots", int, 0, _MOST_COUNT),
+    ("peer_adapt_swaps", int, -1, _MOST_COUNT),
     ("peer_stream", float, 0, 1),
     ("peer_attention", float, 0, 0.5),
     ("prefill_ring", int, 0, 16384),
@@ -489,9 +493,8 @@ def _check_number(name: str, value: Any, kind: type, lower: float, upper: float)
     if value is None or (name == "peer_device" and value == LOOPBACK):
         return
     is_kind = isinstance(value, int if kind is int else (int, float))
-    if is_kind and not isinstance(value, bool) and lower <= value <= upper and value < math.inf:
+    if is_kind and not isinstance(value, bool) and lower <= value <= upper:
         return
     what = "a whole number" if kind is int else "a number"
     what = f"{LOOPBACK}, or {what}" if name == "peer_device" else what
-    bounds = f"of at least {lower}" if upper == math.inf else f"from {lower} to {upper}"
-    raise UsageError(f"--{name}={value}: {what} {bounds} expected")
+    raise UsageError(f"--{name}={value}: {what} from {lower} to {upper} expected")

@@ -143,20 +143,24 @@ def test_tiers_know_what_was_chosen():
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("expert_cache", -1, "--expert_cache=-1: a whole number of at least 0 expected"),
+        ("expert_cache", -1, "--expert_cache=-1: a whole number from 0 to 2147483647 exp"),
         ("expert_cache", 1.5, "a whole number"),
         ("expert_cache", True, "a whole number"),
-        ("adapt_every", 0, "at least 1 expected"),
-        ("adapt_swaps", -1, "at least 0 expected"),
+        ("adapt_every", 0, "from 1 to"),
+        ("adapt_swaps", -1, "from 0 to"),
         ("adapt_decay", 1.01, "--adapt_decay=1.01: a number from 0 to 1 expected"),
         ("adapt_decay", float("nan"), "a number from 0 to 1"),
         ("pcie_frac", -0.1, "a number from 0 to 1"),
         ("pool_workers", 1025, "from 0 to 1024"),
-        ("peer_device", -2, "--peer_device=-2: loopback, or a whole number of at least 0 expected"),
+        (
+            "peer_device",
+            -2,
+            "--peer_device=-2: loopback, or a whole number from 0 to 1023 expected",
+        ),
         ("peer_device", "both", "--peer_device=both: loopback, or a whole number"),
         ("peer_link", "nvlink", "--peer_link=nvlink: one of auto, p2p, host expected"),
-        ("peer_slots", -1, "at least 0"),
-        ("peer_adapt_swaps", -2, "at least -1"),
+        ("peer_slots", -1, "from 0 to"),
+        ("peer_adapt_swaps", -2, "from -1 to"),
         ("host_ram_limit_gib", float("inf"), "--host_ram_limit_gib=inf: a number from 0"),
         ("resident_budget_gib", -1.0, "--resident_budget_gib=-1.0"),
         ("device_memory_mib", 0, "from 1 to"),
@@ -166,6 +170,11 @@ def test_tiers_know_what_was_chosen():
 )
 def test_tiers_refuse_what_is_out_of_range(name: str, value, expected: str):
     assert expected in _refused(**{name: value})
+
+
+@pytest.mark.parametrize("name", [name for name, kind, _, _ in config._TIER_RANGES if kind is int])
+def test_no_count_is_larger_than_native_code_counts(name: str):
+    assert "a whole number from " in _refused(**{name: 99999999999999999999})
 
 
 @pytest.mark.parametrize(

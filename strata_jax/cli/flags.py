@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from strata_jax.cli.unsupported import INSTEAD
+from strata_jax.config import MAX_CONTEXT
 from strata_jax.errors import UsageError
 
 AUTO = "auto"
@@ -116,6 +117,7 @@ def define_max_context(values: flags.FlagValues) -> None:
         int,
         "tokens of prompt and answer together; the smaller of the file's and 8192 if not given",
         lower=1,
+        upper=MAX_CONTEXT,
     )
 
 
@@ -169,6 +171,7 @@ def define_engine(values: flags.FlagValues) -> None:
         int,
         "tokens that sparse attention selects, a multiple of the file's block; the file's if not given",
         lower=1,
+        upper=MAX_CONTEXT,
     )
     flags.DEFINE_boolean(
         "prefill_timing",

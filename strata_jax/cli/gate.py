@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _WRITTEN = ("routing_out", "expert_profile_save")
 """Shared flags that a gate has not: all sides would write the same file."""
+_MOST_WAIT_S = 10_000_000
+"""Four months; the system's own waits have no room for much more."""
 SUMMARY = "runs a model under several configurations and compares every bit"
 
 
@@ -48,7 +50,13 @@ def define(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     cli_flags.define_number(
-        values, "timeout_s", float, "longest wait for one answer", default=600, lower=1
+        values,
+        "timeout_s",
+        float,
+        "longest wait for one answer",
+        default=600,
+        lower=1,
+        upper=_MOST_WAIT_S,
     )
     _define_shared(values)
 

@@ -30,6 +30,8 @@ WINDOWS = 2
 """Windows whose ids the host may not know when it queues draws: the one it queues and the one before."""
 _TABLE = 512
 """Numbers of a table."""
+_MOST_IDS = 2**31 - 1
+"""More than a vocabulary has; a larger --top_k keeps all, too."""
 _GROUPS = 128, 8
 """Ids of a group, and of one of what is left; a row's best `MOST_CHOSEN` ids lie in as many groups at most. A device
 sorts a thousand values in one go, 8,192 in twenty."""
@@ -178,7 +180,7 @@ def _numbers_of(s: SamplingSettings) -> Numbers:
     greedy = s.temperature < GREEDY_BELOW or s.top_k == 1
     return Numbers(
         temperature=np.float32(0.0 if greedy else s.temperature),
-        top_k=np.int32(s.top_k),
+        top_k=np.int32(min(s.top_k, _MOST_IDS)),
         top_p=np.float32(s.top_p),
         min_p=np.float32(s.min_p),
         repetition=np.float32(s.repetition_penalty),

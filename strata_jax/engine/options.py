@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from strata_jax.config import (
+    MAX_CONTEXT,
     MOST_DRAFTS,
     TILE_ROWS,
     DraftSettings,
@@ -25,7 +26,6 @@ DEFAULT_MIN_P: dict[Platform, float] = {"cpu": 0.5, "cuda": 0.1}
 """What a row costs beside an id: a third to a half on the CPU, a tenth to a fifth on a GPU."""
 MAX_WINDOW_ROWS = 64
 MAX_CHUNK_TILES = 64
-_MAX_CONTEXT = 1 << 24
 _MAX_THREADS = 1024
 
 
@@ -148,8 +148,8 @@ def choose_context(pack: Pack, options: EngineOptions) -> tuple[int, tuple[str, 
     trained = pack.config.context_length
     if options.max_context is None:
         return min(trained, DEFAULT_CONTEXT), ()
-    if not 1 <= options.max_context <= _MAX_CONTEXT:
-        raise UsageError(f"max_context: {options.max_context}, expected 1 to {_MAX_CONTEXT}")
+    if not 1 <= options.max_context <= MAX_CONTEXT:
+        raise UsageError(f"max_context: {options.max_context}, expected 1 to {MAX_CONTEXT}")
     if options.max_context > trained:
         note = f"max_context: {options.max_context} is more than the file's {trained}; kept"
         return options.max_context, (note,)
@@ -171,10 +171,10 @@ def choose_index_budget(
             f"index_budget: {budget}, but the file attends to every token and has no budget; leave "
             "it out"
         )
-    if budget <= 0 or budget % config.index_ratio:
+    if not 0 < budget <= MAX_CONTEXT or budget % config.index_ratio:
         raise UsageError(
             f"index_budget: {budget}, expected a positive multiple of {config.index_ratio}, the "
-            "tokens of one block of this file"
+            f"tokens of one block of this file, and at most {MAX_CONTEXT}"
         )
     note = f"index_budget: {budget} tokens in force, the file says {config.index_budget}"
     return dataclasses.replace(config, index_budget=budget), (note,)

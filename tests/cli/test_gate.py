@@ -192,6 +192,7 @@ def test_refuses_a_model_that_is_replaced_meanwhile(compare):
         (("--preset=x",), 2, "strata-jax: gate: unknown --preset=x"),
         (("--preset=threads", "--model=/none"), 4, "strata-jax: /none: cannot be opened"),
         (("--preset=threads", "--max_tokens=0"), 2, "a whole number of at least 1 expected"),
+        (("--preset=threads", "--timeout_s=1e300"), 2, "a number from 1 to 10000000 expected"),
         (("--preset=threads", "--prompt=x"), 2, "--prompt is a flag of generate, not of gate"),
         (("--preset=threads", "--expert_profile_save=x"), 2, "--expert_profile_save"),
         (("--preset=threads", "--routing_out=x"), 2, "--routing_out is a flag of"),

@@ -38,7 +38,7 @@ def random_logits(seed: int, rows: int = 8, size: int = VOCAB) -> np.ndarray:
         SamplingSettings(top_k=20, top_p=0.95, temperature=0.7),
         SamplingSettings(top_k=MOST_CHOSEN),
         SamplingSettings(top_k=MOST_CHOSEN + 1, top_p=0.9),
-        SamplingSettings(top_p=0.5, min_p=0.02),
+        SamplingSettings(top_k=2**63, top_p=0.5, min_p=0.02),
         SamplingSettings(top_k=1, repetition_penalty=3.0),
         SamplingSettings(temperature=0.0, presence_penalty=2.0, frequency_penalty=0.5),
         SamplingSettings(top_k=5, repetition_penalty=1.3, frequency_penalty=1.0, temperature=2.0),
