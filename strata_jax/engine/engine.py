@@ -8,6 +8,8 @@ id drawn last, with drafts of those that may follow, and gives the logits of the
 import contextlib
 from collections.abc import Callable
 
+import jax
+
 from strata_jax import _native
 from strata_jax.engine.compile_cache import damage_removed, use_compile_cache
 from strata_jax.engine.drafters import Drafters
@@ -15,6 +17,7 @@ from strata_jax.engine.generation import Generation
 from strata_jax.engine.options import EngineOptions, choose_context, choose_index_budget, kv_notes
 from strata_jax.engine.request import Request
 from strata_jax.engine.runner import Runner, RunnerOptions
+from strata_jax.engine.xla_errors import in_a_sentence
 from strata_jax.errors import UsageError
 from strata_jax.ops.native import Backend
 from strata_jax.weights.pack import Pack
@@ -87,9 +90,11 @@ class Engine:
                 drafters.open(pack, runner, report)
                 if options.routing_out is not None:  # last: it empties what is there
                     runner.tiers.files.write_routing(options.routing_out)
-            except BaseException:
+            except BaseException as error:
                 drafters.close()
                 runner.close()
+                if isinstance(error, jax.errors.JaxRuntimeError):
+                    raise in_a_sentence(error, runner.tiers.plan) from error
                 raise
         notes += (
             budget_notes

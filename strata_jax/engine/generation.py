@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 from strata_jax.engine.answer_ids import AnswerIds, Record
@@ -15,6 +16,7 @@ from strata_jax.engine.prefill_timing import PrefillTiming
 from strata_jax.engine.request import Request, Timings
 from strata_jax.engine.runner import GRAIN, Runner
 from strata_jax.engine.sampling import Sampler
+from strata_jax.engine.xla_errors import in_a_sentence
 
 
 class Generation:
@@ -52,7 +54,16 @@ class Generation:
         return self
 
     def __next__(self) -> int:
-        return next(self._ids)
+        """The next id.
+
+        Raises:
+            CapacityError: if a step finds no memory.
+            StrataError: if a step fails, or a tier's worker is lost; the next request begins anew.
+        """
+        try:
+            return next(self._ids)
+        except jax.errors.JaxRuntimeError as error:
+            raise in_a_sentence(error, self._runner.tiers.plan) from error
 
     def cancel(self) -> None:
         """Ends the answer after the id drawn last."""

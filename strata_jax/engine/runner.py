@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +12,17 @@ from strata_jax.config import ModelConfig
 from strata_jax.engine.compiler import Compiler, place_programs
 from strata_jax.engine.device_sampling import DeviceSampling
 from strata_jax.engine.loader import load_params, num_tokens
-from strata_jax.engine.parts import open_table, open_tiers
+from strata_jax.engine.parts import Parts
 from strata_jax.engine.places import small_places
 from strata_jax.engine.prefill_timing import CAPACITY
 from strata_jax.engine.programs import Numbers, Results, packed_operand
 from strata_jax.engine.queued import Queued, Window
 from strata_jax.engine.runner_options import RunnerOptions
+from strata_jax.engine.xla_errors import in_a_sentence
 from strata_jax.errors import StrataError
 from strata_jax.model.state import DecodeState, num_cells
-from strata_jax.ops.sets import native_ops
 from strata_jax.ops.timed import timed_ops
 from strata_jax.weights.device_experts import DeviceExperts
-from strata_jax.weights.device_table import HostReadTable
-from strata_jax.weights.matrices import fill_store
 from strata_jax.weights.pack import Pack
 
 GRAIN = 64
@@ -48,37 +45,6 @@ class Runner:
         self.options = options
         self.drawable = num_tokens(pack)
         """Ids that an answer may have: those of the file's tokens. Spare rows of the head never win."""
-        # On a device the tiers hold the matrices, too.
-        self._store = None if options.backend.is_device else fill_store(pack)
-        self._last_table_report: dict[str, object] | None = None
-        with contextlib.ExitStack() as opened:
-            opened.callback(self._close_store)
-            self.tiers = open_tiers(pack, self._store, options, report)
-            """Where the experts are."""
-            opened.callback(self.tiers.close)
-            self._table = open_table(pack, self.tiers.plan, options, report)
-            opened.pop_all()  # all there: `close` closes them
-        self.notes = self.tiers.experts.notes
-        if self._table is not None:
-            self.notes += self._table.notes
-        """What the n-gram table is like, and what about it is not as asked for; one line each."""
-        table = -1 if self._table is None else self._table.slot
-        self.ops = native_ops(
-            self.tiers.experts.store if self._store is None else self._store.slot,
-            tiers=self.tiers.experts.slot,
-            table=table,
-            is_asked=isinstance(self._table, HostReadTable),
-            backend=options.backend,
-        )
-        """Over the model's matrices."""
-        self.placing = place_programs(options.backend)
-        """Where arrays go, and how programs are compiled, that work beside these."""
-        # Flat, for a step takes them apart again every time it is called.
-        self._params, self._params_tree = jax.tree.flatten(load_params(pack, self.placing.sharding))
-        self.tile_rows = self.tiers.plan.steps.tile_rows
-        """Rows of a tile."""
-        self.chunk_rows = self.tiers.plan.steps.chunk_rows
-        """Rows of the largest program, a whole number of tiles."""
         self._state: DecodeState | None = None
         self._results: Results | None = None
         self._best: jax.Array | None = None
@@ -93,6 +59,31 @@ class Runner:
         self._place = 0  # where the next window's rows go in a ring
         self._certain_end = 0  # position behind the newest step's certain rows
         self._drafted = self._kept = 0  # its drafts, and those of them that came true
+        self._parts = Parts(pack, options, report)
+        self.tiers = self._parts.tiers
+        """Where the experts are."""
+        self.notes = self._parts.notes
+        """What the n-gram table is like, and what about it is not as asked for; one line each."""
+        try:
+            self._load(pack, start, report)
+        except BaseException as error:
+            self._parts.close()
+            if isinstance(error, jax.errors.JaxRuntimeError):
+                raise in_a_sentence(error, self.tiers.plan) from error
+            raise
+
+    def _load(self, pack: Pack, start: float, report: Callable[[str], None]) -> None:
+        """Everything over what was opened, loading having begun at `start`."""
+        self.ops = self._parts.ops()
+        """Over the model's matrices."""
+        self.placing = place_programs(self.options.backend)
+        """Where arrays go, and how programs are compiled, that work beside these."""
+        self.tile_rows = self.tiers.plan.steps.tile_rows
+        """Rows of a tile."""
+        self.chunk_rows = self.tiers.plan.steps.chunk_rows
+        """Rows of the largest program, a whole number of tiles."""
+        # Flat, for a step takes them apart again every time it is called.
+        self._params, self._params_tree = jax.tree.flatten(load_params(pack, self.placing.sharding))
         self.load_s = time.perf_counter() - start
         self._compile_programs(report)
 
@@ -133,19 +124,10 @@ class Runner:
                 nothing = packed_operand(width, np.zeros(0, np.int32), Numbers(0, 0, 0))
                 self._wait(self._dispatch(self._programs.tiles.get(width), nothing))
 
-    def _answering(self) -> list[Any]:
-        """The tiers whose threads steps wait for."""
-        table = [self._table] if isinstance(self._table, HostReadTable) else []
-        return [self.tiers.experts, *table]
-
-    def _close_store(self) -> None:
-        if self._store is not None:
-            self._store.close()
-
     def reset(self) -> None:
         """Forgets everything that was read."""
         self._queued = None
-        for tier in self._answering():
+        for tier in self._parts.answering():
             tier.recover()
         self.tiers.experts.before_prompt()
         # In place: a captured graph knows its addresses, and two caches at once may not fit. Behind a
@@ -268,7 +250,7 @@ class Runner:
     def _check(self) -> None:
         """StrataError if a tier says that steps mean nothing; then the state does not, either."""
         try:
-            for tier in self._answering():
+            for tier in self._parts.answering():
                 tier.check()
         except StrataError:
             self._state = None
@@ -327,17 +309,13 @@ class Runner:
 
     def read_ahead(self, before: np.ndarray, ids: np.ndarray) -> None:
         """Starts reading the n-gram rows of `ids`, which will follow `before`; returns at once."""
-        if self._table is not None and self.config.ngram is not None and len(ids):
-            self._table.read_ahead(self.config.ngram, before, ids)
+        table = self._parts.table
+        if table is not None and self.config.ngram is not None and len(ids):
+            table.read_ahead(self.config.ngram, before, ids)
 
     def table_report(self) -> dict[str, object] | None:
-        """How n-gram rows are read, and the totals of the table so far; None without a table.
-
-        After `close` it is what it was then.
-        """
-        if self._table is None:
-            return self._last_table_report
-        return {"mode": self._table.mode, **self._table.counters()}
+        """See `Parts.table_report`."""
+        return self._parts.table_report()
 
     def operand(self, token: int) -> np.ndarray:
         """That of a window which reads one id, for `queue_window`."""
@@ -425,7 +403,7 @@ class Runner:
         self._check()  # of steps before this one, in whose state it would go on
         if program is None:
             self.tiers.experts.give_slots_back()
-        for tier in self._answering():
+        for tier in self._parts.answering():
             tier.before_window()
         return self._dispatch(program, packed)
 
@@ -479,13 +457,4 @@ class Runner:
             StrataError: as `EngineTiers.close` does; all is closed then, too.
         """
         self._state = None
-        with contextlib.ExitStack() as closing:
-            closing.callback(self._close_store)
-            closing.callback(self._close_table)
-            self.tiers.close()
-
-    def _close_table(self) -> None:
-        if self._table is not None:
-            self._last_table_report = self.table_report()
-            self._table.close()
-            self._table = None
+        self._parts.close()

@@ -10,7 +10,9 @@ import pytest
 from strata_jax.engine.engine import Engine, EngineOptions
 from strata_jax.engine.options import kv_notes
 from strata_jax.engine.request import SamplingSettings
-from strata_jax.errors import StrataError, UsageError
+from strata_jax.engine.tiers import EngineTiers
+from strata_jax.errors import CapacityError, StrataError, UsageError
+from strata_jax.weights.ngram_table import NgramTable
 from strata_jax.weights.pack import open_pack
 from tests.gguf_maker import TINY, make_model
 from tests.gguf_writer import patch
@@ -132,6 +134,43 @@ def test_a_prompt_stopped_at_a_chunks_border_goes_on_there(tiny_pack, request_of
     engine.close()
 
 
+OUT_OF_MEMORY = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+
+
+def test_a_step_without_memory_ends_one_request_with_a_sentence(
+    engine, request_of, ids, monkeypatch
+):
+    def fail(*_, **__):
+        raise OUT_OF_MEMORY
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._runner, "read_window", fail)
+        with pytest.raises(CapacityError, match="XLA: 9 B asked for"):
+            list(engine.start(request_of(ids[:5])))
+
+    assert len(list(engine.start(request_of(ids[:5])))) == 4
+
+
+def test_what_was_opened_is_closed_where_compiling_fails(tiny_pack, monkeypatch):
+    closed = []
+
+    def fail(*_):
+        raise OUT_OF_MEMORY
+
+    def note(kind):
+        close = kind.close
+        monkeypatch.setattr(kind, "close", lambda self: (closed.append(kind), close(self)))
+
+    monkeypatch.setattr("strata_jax.engine.runner.Compiler.compile", fail)
+    note(EngineTiers)
+    note(NgramTable)
+
+    with pytest.raises(CapacityError, match="XLA: 9 B asked for"):
+        opened(tiny_pack)
+
+    assert closed == [EngineTiers, NgramTable]
+
+
 def test_a_full_context_ends_an_answer(tiny_pack, request_of, ids):
     engine = opened(tiny_pack, max_context=20)
 
@@ -251,6 +290,7 @@ def test_a_request_out_of_range_is_a_usage_error(engine, request_of, changes, me
         ({"max_context": 0}, "max_context: 0, expected 1 to"),
         ({"platform": "cuda", "routing_out": Path("x")}, "--routing_out: not available on a GPU"),
         ({"index_budget": 33}, "index_budget: 33, expected a positive multiple of 4"),
+        ({"index_budget": 1 << 40}, "of this file, and at most 16777216"),
         ({"index_budget": 0}, "index_budget: 0, expected a positive multiple of 4"),
         ({"index_budget": -4}, "index_budget: -4, expected a positive multiple of 4"),
     ],

@@ -97,8 +97,8 @@ def test_files_that_cannot_be_written_cost_neither_the_answer_nor_what_is_closed
     )
     engine = Engine.open(embedded_pack, EngineOptions(tiers=tiers))
     path.unlink()
-    store = Mock(wraps=engine._runner._store)
-    engine._runner._store = store
+    store = Mock(wraps=engine._runner._parts.store)
+    engine._runner._parts.store = store
     generation = engine.start(request_of(range(5, 40), max_tokens=4))
 
     assert len(list(generation)) == 4
@@ -106,7 +106,7 @@ def test_files_that_cannot_be_written_cost_neither_the_answer_nor_what_is_closed
     with pytest.raises(StrataError, match="--expert_profile_save="):
         engine.close()
 
-    assert engine._runner._table is None
+    assert engine._runner._parts.table is None
     store.close.assert_called_once_with()
 
 

@@ -55,7 +55,7 @@ def read(runner: Runner) -> np.ndarray:
 
 def stall(runner: Runner, whose: str, milliseconds: int, timeout_ms: int) -> None:
     """The next letter to that thread is looked at so much later."""
-    found = runner.tiers.experts if whose == "experts" else runner._table
+    found = runner.tiers.experts if whose == "experts" else runner._parts.table
     assert isinstance(found, DeviceExperts | HostReadTable)
     found.stall(milliseconds, timeout_ms)
 

@@ -89,7 +89,7 @@ def test_gives_the_same_bits_in_every_mode(pack, backend: Backend):
 
 def test_reads_a_small_table_into_memory_where_nobody_says(pack, backend: Backend):
     runner = make_runner(pack, backend, None)
-    table, notes = runner._table, runner.notes
+    table, notes = runner._parts.table, runner.notes
     runner.close()
 
     assert isinstance(table, DeviceNgramTable)
@@ -107,16 +107,16 @@ def test_names_the_thread_that_reads(pack, backend: Backend):
 def test_ends_a_request_whose_reader_is_silent_and_serves_the_next(pack, backend: Backend):
     runner = make_runner(pack, backend, "direct")
     expected = read_few(runner)
-    assert isinstance(runner._table, HostReadTable)
+    assert isinstance(runner._parts.table, HostReadTable)
 
-    runner._table.stall(milliseconds=FOR_GOOD_MS, timeout_ms=200)
+    runner._parts.table.stall(milliseconds=FOR_GOOD_MS, timeout_ms=200)
     with pytest.raises(StrataError, match=r"n-gram table: .*no sign of life for 200 ms"):
         read_few(runner)
     with pytest.raises(AssertionError, match="reset"):
         runner.read_window(IDS[:1])
     with pytest.raises(StrataError, match="it is still lost; open the model again"):
         runner.reset()
-    runner._table.stall(milliseconds=0, timeout_ms=60_000)
+    runner._parts.table.stall(milliseconds=0, timeout_ms=60_000)
     reset_at_last(runner)
     again = read_few(runner)
     runner.close()
@@ -128,15 +128,15 @@ def test_does_not_forget_a_silent_reader_before_somebody_looks(pack, backend: Ba
     """Between two ids of an answer a program may do other things, for longer than the time-out."""
     runner = make_runner(pack, backend, "direct")
     read_few(runner)
-    assert isinstance(runner._table, HostReadTable)
+    assert isinstance(runner._parts.table, HostReadTable)
     ids = runner.best_ids(5, 20)
     next(ids)
     jax.block_until_ready(runner._newest.first)  # the step in the queue has had its rows
 
-    runner._table.stall(milliseconds=FOR_GOOD_MS, timeout_ms=100)
+    runner._parts.table.stall(milliseconds=FOR_GOOD_MS, timeout_ms=100)
     next(ids)
     jax.block_until_ready(runner._newest.first)  # the step behind has waited for its rows in vain
-    runner._table.stall(milliseconds=0, timeout_ms=60_000)
+    runner._parts.table.stall(milliseconds=0, timeout_ms=60_000)
 
     with pytest.raises(StrataError, match="no sign of life"):
         next(ids)
@@ -149,7 +149,7 @@ def test_ends_a_request_whose_rows_cannot_be_read(path, backend: Backend):
         expected = read_few(runner)
         info = pack.tensor(TENSOR)
         whole = path.read_bytes()
-        assert isinstance(runner._table, HostReadTable)
+        assert isinstance(runner._parts.table, HostReadTable)
         fresh = IDS[::-1].copy()  # rows that the cache has not
 
         with path.open("r+b") as file:
