@@ -136,20 +136,9 @@ def open_engine(pack: "Pack", options: "EngineOptions", report: Report) -> Engin
 
 def _check_fits(pack: "Pack", options: "EngineOptions") -> "TierPlan":
     """The engine plans, too, but JAX takes a second to start, and who has to choose waits."""
-    from strata_jax.cli.plan import plan_here
-    from strata_jax.engine.options import choose_context
-    from strata_jax.weights.plan import make_plan
+    from strata_jax.cli.plan import plan_of
 
-    context, _ = choose_context(pack, options)
-    sizes = make_plan(pack, context, options.kv)
-    plan = plan_here(
-        pack,
-        sizes,
-        options.tiers,
-        options.step_sizes(),
-        options.platform,
-        options.draft_settings(),
-    )
+    _, plan = plan_of(pack, options)
     plan.check()
     return plan
 

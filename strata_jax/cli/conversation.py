@@ -281,8 +281,10 @@ class Terminal:
             )
         if not stopped and not has_text:
             self._output.note("the model only thought; there is no answer")
-        late = describe_late_copies(generation.tier_counters)
-        for line in (*(() if late is None else (late,)), *self._engine.take_warnings()):
+        late, timing = describe_late_copies(generation.tier_counters), generation.prefill_timing
+        lines = [] if late is None else [late]
+        lines += [] if timing is None else timing.lines()
+        for line in (*lines, *self._engine.take_warnings()):
             self._output.note(line)
 
     def _ask(self) -> str | None:

@@ -10,6 +10,7 @@ from strata_jax.cli.context import Context
 
 if TYPE_CHECKING:
     from strata_jax.config import DraftSettings, Platform, TierSettings
+    from strata_jax.engine.options import EngineOptions
     from strata_jax.weights.budget import StepSizes
     from strata_jax.weights.pack import Pack
     from strata_jax.weights.plan import Plan
@@ -27,7 +28,7 @@ def define(values: flags.FlagValues) -> None:
     cli_flags.define_max_context(values)
     cli_flags.define_kv(values)
     cli_flags.define_number(
-        values, "window_rows", int, "rows of a decoding window, as of generate", default=8, lower=1
+        values, "window_rows", int, "rows of a decoding window, as of generate", lower=1
     )
     cli_flags.define_prefill(values)
     tier_flags.define_tiers(values)
@@ -43,27 +44,43 @@ def run(values: flags.FlagValues, context: Context) -> int:
     """
     from strata_jax.cli.devices import choose_platform, nvidia_devices
     from strata_jax.cli.files import model_path
-    from strata_jax.config import TILE_ROWS
-    from strata_jax.weights.budget import StepSizes
+    from strata_jax.engine.options import EngineOptions, choose_context
     from strata_jax.weights.pack import open_pack
-    from strata_jax.weights.plan import make_plan
 
-    platform = choose_platform(values.platform, nvidia_devices()).platform
-    settings, drafts = tier_flags.tier_settings(values), draft_flags.draft_settings(values)
+    options = EngineOptions(
+        max_context=values.max_context,
+        window_rows=values.window_rows,
+        kv=values.kv,
+        prefill=None if values.prefill == cli_flags.AUTO else values.prefill,
+        tiers=tier_flags.tier_settings(values),
+        mtp=draft_flags.draft_settings(values),
+        platform=choose_platform(values.platform, nvidia_devices()).platform,
+    )
     with open_pack(model_path(values)) as pack:
-        plan = make_plan(pack, values.max_context, values.kv)
-        steps = StepSizes(
-            tile_rows=TILE_ROWS[platform],
-            window_rows=values.window_rows,
-            chunk_tiles=None if values.prefill == cli_flags.AUTO else values.prefill,
-        )
-        tiers = plan_here(pack, plan, settings, steps, platform, drafts)
+        for line in choose_context(pack, options)[1]:
+            context.output.note(line)
+        plan, tiers = plan_of(pack, options)
     if values.json:
         context.output.json({**plan.to_json(), "memory": tiers.to_json()})
     else:
         context.output.text(f"{plan.table()}\n\n{tiers.table()}\n")
     tiers.check()
     return 0
+
+
+def plan_of(pack: "Pack", options: "EngineOptions") -> tuple["Plan", "TierPlan"]:
+    """What an engine of these options would plan on this machine as it is now.
+
+    Raises:
+        UsageError: for options that the engine would refuse.
+        BadFileError: for a profile or a draft layer that cannot be used.
+    """
+    from strata_jax.engine.options import choose_context
+    from strata_jax.weights.plan import make_plan
+
+    steps, drafts = options.step_sizes(), options.draft_settings()
+    sizes = make_plan(pack, choose_context(pack, options)[0], options.kv)
+    return sizes, plan_here(pack, sizes, options.tiers, steps, options.platform, drafts)
 
 
 def plan_here(

@@ -11,8 +11,9 @@ from strata_jax.cli.flags import parse
 from strata_jax.cli.interrupts import Interrupts
 from strata_jax.cli.output import Output
 from strata_jax.engine.options import EngineOptions
+from strata_jax.engine.prefill_timing import PrefillTiming
 from strata_jax.weights.pack import open_pack
-from tests.cli.fake_engine import Opener, run
+from tests.cli.fake_engine import FakeGeneration, Opener, run
 from tests.cli.pseudo_terminal import CTRL_C, CTRL_D, Program
 
 FAKE = "tests.cli.fake_engine"
@@ -41,6 +42,25 @@ def test_tells_once_what_cannot_be_written_and_goes_on():
     assert outcome.out == "Hello there.\nHello there.\n"
     assert outcome.err.count("note: a warning\n") == 1
     assert outcome.err.endswith("strata-jax: --expert_profile_save=x: cannot be written\n")
+
+
+def test_tells_where_the_time_of_every_prompt_went(monkeypatch: pytest.MonkeyPatch):
+    timing = PrefillTiming(
+        wall_s=2.0,
+        slot_wait_s=0.0,
+        experts_streamed=0,
+        experts_unrouted=0,
+        bytes_streamed=0,
+        marks=(),
+        peer=None,
+    )
+    monkeypatch.setattr(FakeGeneration, "prefill_timing", timing)
+
+    outcome = run("chat", "--prefill_timing", opener=Opener(ANSWER), stdin=b"Hi\nHi\n")
+
+    lines = timing.lines()
+    assert lines
+    assert [outcome.err.count(f"note: {line}\n") for line in lines] == [2] * len(lines)
 
 
 def test_keeps_the_history():

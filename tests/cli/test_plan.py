@@ -38,6 +38,34 @@ def test_plans_the_released_sizes_from_headers(tmp_path: Path):
     assert sizes["ngram"] > 20e9
 
 
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("--window_rows=99", "window_rows: 99, expected 1 to 64"),
+        ("--prefill=65", "prefill: 65 tiles, expected 1 to 64"),
+        ("--max_context=99999999999999999999", "a whole number from 1 to 16777216 expected"),
+    ],
+)
+def test_refuses_what_generate_refuses(flag: str, expected: str):
+    outcome = run("plan", flag)
+
+    assert (outcome.code, outcome.out) == (2, "")
+    assert expected in outcome.err
+
+
+def test_counts_no_draft_layer_that_has_no_room_for_drafts():
+    """And says, as generate does, that a context is longer than the file's."""
+    outcomes = [
+        run("plan", "--json", "--max_context=99999", flag)
+        for flag in ("--window_rows=1", "--mtp=off", "--window_rows=8")
+    ]
+
+    needs = [json.loads(outcome.out)["memory"]["needs"][0] for outcome in outcomes]
+    parts = [any("draft" in name for name in need["parts"]) for need in needs]
+    assert parts == [False, False, True]
+    assert "max_context: 99999 is more than the file's" in outcomes[0].err
+
+
 @pytest.mark.parametrize("flag", [(), ("--json",)])
 def test_a_bad_file_is_one_line(flag: tuple[str, ...]):
     outcome = run("plan", "--model=/none", *flag)
