@@ -47,11 +47,12 @@ def examine(path: Path) -> dict[str, Any]:
     native = _native(problems)
     _jax_runs(problems, native)
     features = cpu_features()
+    devices = _devices(bool(problems))
     return {
         "works": not problems,
         "problems": problems,
-        "devices": _devices(bool(problems)),
-        "tiers": _tiers(),
+        "devices": devices,
+        "tiers": _tiers(sum(device["usable"] for device in devices[1:])),
         "kernels": _kernels(native, features),
         "speed": _speed(path),
         "cpu": {
@@ -162,17 +163,46 @@ def _peers(device: dict[str, Any], count: int) -> str:
     return ", no P2P: rows of a peer go through RAM"
 
 
-def _tiers() -> dict[str, dict[str, Any]]:
+def _tiers(num_gpus: int) -> dict[str, dict[str, Any]]:
+    """Where experts may lie on the device that `auto` takes: one of the usable GPUs, or the CPU."""
+    if num_gpus == 0:
+        return _tiers_of_cpu()
+    second = f"--peer_device=N names another of the {num_gpus} GPUs"
     return {
         "primary": {
-            "on": False,
-            "why": "a GPU fills what it has free; on the CPU --expert_cache=N or "
-            "--device_memory_mib=N emulates one",
+            "on": True,
+            "why": "experts fill what the GPU has free; --expert_cache=N or --device_memory_mib=N bounds them",
         },
         "peer": {
             "on": False,
-            "why": "--peer_device=N names a second GPU, loopback a second "
-            "store on the first; on the CPU 1 is emulated beside an emulated primary",
+            "why": f"{second if num_gpus > 1 else 'no second GPU can be used'}; "
+            "--peer_device=loopback is a second store on the first",
+        },
+        "stream": {
+            "on": True,
+            "why": "the GPU reads its share of the misses over its link; --pcie_frac, else measured at start",
+        },
+        "host": {
+            "on": True,
+            "why": "RAM holds what the GPU does not, and the host's threads compute their share there",
+        },
+        "file": {
+            "on": False,
+            "why": "takes what RAM has no room for, and what --resident_budget_gib=N leaves out",
+        },
+    }
+
+
+def _tiers_of_cpu() -> dict[str, dict[str, Any]]:
+    return {
+        "primary": {
+            "on": False,
+            "why": "experts are read where they lie; --expert_cache=N or --device_memory_mib=N emulates "
+            "a device",
+        },
+        "peer": {
+            "on": False,
+            "why": "--peer_device=1 emulates one beside an emulated primary",
         },
         "stream": {"on": False, "why": "--pcie_frac is for the misses of an emulated primary"},
         "host": {"on": True, "why": "the CPU computes experts where the mapped file has them"},

@@ -27,3 +27,13 @@ def test_names_a_library_that_is_there_twice(tmp_path: Path):
     assert checks.loaded_libraries(maps) == {
         "libstdc++.so.6": "/a/libstdc++.so.6, /b/libstdc++.so.6"
     }
+
+
+def test_tells_of_the_tiers_of_the_device_that_is_taken():
+    cpu, one, two = (checks._tiers(count) for count in (0, 1, 2))
+
+    assert [name for name, tier in cpu.items() if tier["on"]] == ["host"]
+    assert [name for name, tier in one.items() if tier["on"]] == ["primary", "stream", "host"]
+    assert "emulate" not in str(one)
+    assert "no second GPU" in one["peer"]["why"]
+    assert "another of the 2 GPUs" in two["peer"]["why"]
