@@ -5,7 +5,7 @@ import functools
 import time
 from collections.abc import Callable
 
-from strata_jax.config import DraftSettings
+from strata_jax.config import MOST_DRAFTS, DraftSettings
 from strata_jax.engine.draft_flow import DraftFlow
 from strata_jax.engine.draft_length import DraftLength
 from strata_jax.engine.drafting import Drafting, Source
@@ -13,7 +13,7 @@ from strata_jax.engine.lookup_drafter import LookupDrafter
 from strata_jax.engine.mtp_drafter import MtpDrafter
 from strata_jax.engine.options import EngineOptions
 from strata_jax.engine.runner import Runner
-from strata_jax.engine.scripted_drafter import DraftScript
+from strata_jax.engine.scripted_drafter import ScriptedDrafter
 from strata_jax.engine.scripted_follower import ScriptedFollower
 from strata_jax.weights.draft_layer import find_draft_layer
 from strata_jax.weights.draft_needs import DraftNeeds, draft_needs, draft_sizes
@@ -33,6 +33,7 @@ class Drafters:
         self.notes: tuple[str, ...] = ()
         """What a user should know, one line each; after `open`."""
         self._options = options
+        self._scripted = None if options.draft_script is None else options.draft_script.load()
         self._settings = settings
         self._mtp: MtpDrafter | None = None
 
@@ -41,7 +42,7 @@ class Drafters:
         """Finds out what there is, from headers alone.
 
         Raises:
-            UsageError, BadFileError: for settings or a file of the draft layer that cannot be used.
+            UsageError, BadFileError: for settings, a script or a file of the draft layer that cannot be used.
         """
         settings = options.draft_settings()
         needs = draft_needs(
@@ -75,8 +76,8 @@ class Drafters:
         options, most = self._options, self._options.most_drafts()
         length = functools.partial(DraftLength, most, ahead=runner.options.backend.is_device)
         sources = []
-        if options.draft_script is not None:
-            sources.append(self._script(options.draft_script, runner))
+        if self._scripted is not None:
+            sources.append(self._script(self._scripted, runner))
         elif options.suffix_draft:
             drafter = LookupDrafter(options.suffix_draft)
             sources.append(Source(name="lookup", drafter=drafter, length=length()))
@@ -89,6 +90,7 @@ class Drafters:
         self.notes += (
             _idle_notes(options) if most == 0 else _missing_notes(self._settings, self.needs)
         )
+        self.notes += _width_notes(options) if sources else ()
 
     def close(self) -> None:
         """Lets go of the draft layer, before the model."""
@@ -96,8 +98,8 @@ class Drafters:
             self._mtp.close()
             self._mtp = None
 
-    def _script(self, script: DraftScript, runner: Runner) -> Source:
-        drafter, flow = script.load(), None
+    def _script(self, drafter: ScriptedDrafter, runner: Runner) -> Source:
+        flow = None
         if runner.options.backend.is_device and self._options.most_drafts() > 0:
             flow = DraftFlow(runner, ScriptedFollower(drafter, runner))
         return Source(name="script", drafter=drafter, length=None, flow=flow)
@@ -140,6 +142,16 @@ def _idle_notes(options: EngineOptions) -> tuple[str, ...]:
     if not idle:
         return ()
     return (f"{', '.join(idle)}: no effect, a window of one live row has no room for drafts",)
+
+
+def _width_notes(options: EngineOptions) -> tuple[str, ...]:
+    """That drafts end before --spec does, where they do."""
+    if options.spec is None or options.spec <= MOST_DRAFTS + 1:
+        return ()
+    return (
+        f"--spec={options.spec}: so many rows of known text; a window holds {MOST_DRAFTS} drafts behind "
+        "its certain id at most",
+    )
 
 
 def _missing_notes(settings: DraftSettings | None, needs: DraftNeeds | None) -> tuple[str, ...]:

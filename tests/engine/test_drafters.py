@@ -3,10 +3,12 @@ import pathlib
 import pytest
 
 from strata_jax.config import DraftSettings
+from strata_jax.engine import drafters
 from strata_jax.engine.drafters import Drafters
 from strata_jax.engine.engine import Engine, EngineOptions
 from strata_jax.engine.request import SamplingSettings
-from strata_jax.errors import BadFileError
+from strata_jax.engine.scripted_drafter import DraftScript
+from strata_jax.errors import BadFileError, UsageError
 from strata_jax.weights.pack import open_pack
 from tests.gguf_maker import TINY, make_model
 
@@ -143,6 +145,20 @@ def test_a_file_that_is_no_draft_layer_is_refused_before_anything_is_loaded(pack
 
     with pytest.raises(BadFileError, match=r"none\.gguf"):
         Engine.open(pack, options)
+
+
+def test_a_script_that_cannot_be_read_is_refused_before_anything_is_loaded(pack, tmp_path):
+    script = DraftScript(path=tmp_path / "none", percent=50)
+
+    with pytest.raises(UsageError, match=r"draft_script: .*none: "):
+        Drafters.plan(pack, EngineOptions(draft_script=script), 128)
+
+
+@pytest.mark.parametrize(("spec", "lines"), [(None, 0), (8, 0), (9, 1)])
+def test_says_that_drafts_end_before_wide_windows_do(spec, lines):
+    notes = drafters._width_notes(EngineOptions(spec=spec, window_rows=16, suffix_draft=2))
+
+    assert len(notes) == lines
 
 
 def test_a_layer_in_a_file_of_its_own_drafts_the_same(request_of):
