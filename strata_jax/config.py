@@ -114,6 +114,7 @@ class ModelConfig:
     """Token that ends an answer (`tokenizer.ggml.eos_token_id`)."""
 
 
+_PEER_STREAM = "STRATA_PF_PEER_STREAM"
 _XLA_MEMORY = (
     "XLA_CLIENT_MEM_FRACTION",
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
@@ -123,9 +124,17 @@ _XLA_MEMORY = (
 allocator takes it stays the user's choice: see `unreachable_xla_memory`."""
 
 
-def environment_notes() -> tuple[str, ...]:
-    """One line for every environment variable that is set although it decides nothing here."""
+def environment_notes(*, has_peer: bool = False) -> tuple[str, ...]:
+    """One line for every environment variable that is set although it decides nothing here.
+
+    Args:
+        has_peer: whether --peer_device names one.
+    """
     notes = []
+    if not has_peer and (share := os.environ.get(_PEER_STREAM)):
+        notes.append(
+            f"{_PEER_STREAM}={share} has no effect: there is no peer; --peer_device=N adds one"
+        )
     if os.environ.get("STRATA_MMQ_NO_STREAMK", "0") not in ("", "0"):
         notes.append("STRATA_MMQ_NO_STREAMK: always on here, sums have one order")
     for name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME"):
@@ -152,7 +161,7 @@ def environment_peer_stream() -> float | None:
     Raises:
         UsageError: if it is no number from 0 to 1.
     """
-    value = os.environ.get("STRATA_PF_PEER_STREAM", "")
+    value = os.environ.get(_PEER_STREAM, "")
     if not value:
         return None
     try:
@@ -160,7 +169,7 @@ def environment_peer_stream() -> float | None:
     except ValueError:
         share = math.nan
     if not 0 <= share <= 1:
-        raise UsageError(f"STRATA_PF_PEER_STREAM={value}: a number from 0 to 1 expected")
+        raise UsageError(f"{_PEER_STREAM}={value}: a number from 0 to 1 expected")
     return share
 
 
@@ -254,7 +263,7 @@ class TierSettings:
     """Where experts and the n-gram table may lie, and how experts move (design.md, "Tiers").
 
     Fields are named after their flags. What contradicts itself is refused at once; what depends on
-    the devices is refused by `check_devices`, what has no effect is named by `notes`.
+    the devices is refused by `check_devices`, what has no effect is named by `weights/idle_flags.py`.
 
     Raises:
         UsageError: for values out of range and for contradictions, with the names of both flags.
@@ -398,52 +407,6 @@ class TierSettings:
         peer_swaps = self.adapt_swaps if self.peer_adapt_swaps == -1 else self.peer_adapt_swaps
         return self.adapt_swaps > 0 or (self.peer_device is not None and peer_swaps > 0)
 
-    def notes(self, platform: str) -> tuple[str, ...]:
-        """What is off and which of the given settings have no effect, one line each."""
-        notes = []
-        if not self.cache_is_on(platform):
-            if self.expert_cache == 0:
-                notes.append("expert cache: off (--expert_cache=0)")
-            else:
-                notes.append(
-                    "expert cache: off on the CPU, experts are read where they lie; "
-                    "--expert_cache=N or --device_memory_mib=N emulates a device"
-                )
-            notes += self._without_effect(_CACHE_FLAGS, "the expert cache is off")
-            if self.resident_budget_gib is None:  # otherwise it ranks the file tier
-                notes += self._without_effect(("expert_profile",), "the expert cache is off")
-        else:
-            notes += self._notes_with_cache(platform)
-        if platform == "cpu":
-            notes += self._without_effect(("prefill_ring",), "the CPU reads experts where they lie")
-        if self.peer_device is None:
-            notes += self._without_effect(_PEER_FLAGS, "there is no peer; --peer_device=N adds one")
-        elif platform == "cpu":
-            notes += self._without_effect(("peer_link",), "an emulated peer is in the same memory")
-            idle = ("peer_stream", "peer_attention")
-            notes += self._without_effect(idle, "an emulated peer computes its own experts' rows")
-        return tuple(notes)
-
-    def _notes_with_cache(self, platform: str) -> list[str]:
-        notes = []
-        if not self.adapts():
-            reason = "--adapt_swaps=0 freezes the experts"
-            notes += self._without_effect(("adapt_every", "adapt_decay"), reason)
-        fill_all = ("expert_cache_fill_all",)
-        if self.expert_cache is not None:
-            reason = f"--expert_cache={self.expert_cache} is filled in any case"
-            notes += self._without_effect(fill_all, reason)
-        elif self.expert_profile is None:
-            notes += self._without_effect(fill_all, "all are ranked without --expert_profile")
-        if platform == "cpu" and self.device_memory_mib is None:
-            reason = "the emulated device has no bound; --device_memory_mib=N gives it one"
-            notes += self._without_effect(("vram_reserve_mib",), reason)
-        return notes
-
-    def _without_effect(self, names: tuple[str, ...], reason: str) -> list[str]:
-        idle = ", ".join(f"--{name}" for name in names if name in self.given)
-        return [f"{idle}: no effect, {reason}"] if idle else []
-
 
 _TIER_DEFAULTS = {
     field.name: field.default for field in dataclasses.fields(TierSettings) if field.name != "given"
@@ -469,23 +432,6 @@ _TIER_RANGES: tuple[tuple[str, type, float, float], ...] = (
     ("resident_budget_gib", float, 0, 1 << 40),
     ("device_memory_mib", int, 1, 1 << 40),
     ("peer_memory_mib", int, 1, 1 << 40),
-)
-_CACHE_FLAGS = (
-    "expert_cache_fill_all",
-    "vram_reserve_mib",
-    "adapt_every",
-    "adapt_swaps",
-    "adapt_decay",
-    "pcie_frac",
-)
-_PEER_FLAGS = (
-    "peer_reserve_mib",
-    "peer_slots",
-    "peer_adapt_swaps",
-    "peer_memory_mib",
-    "peer_link",
-    "peer_stream",
-    "peer_attention",
 )
 
 

@@ -60,6 +60,17 @@ def test_says_nothing_about_what_is_so_anyway(
     assert config.environment_notes() == ()
 
 
+def test_names_a_peers_share_where_there_is_no_peer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("STRATA_PF_PEER_STREAM", "much")
+
+    (line,) = config.environment_notes()
+
+    assert line == (
+        "STRATA_PF_PEER_STREAM=much has no effect: there is no peer; --peer_device=N adds one"
+    )
+    assert config.environment_notes(has_peer=True) == ()
+
+
 def test_takes_the_peers_share_from_the_environment(monkeypatch: pytest.MonkeyPatch):
     assert config.environment_peer_stream() is None
     monkeypatch.setenv("STRATA_PF_PEER_STREAM", "0.25")
@@ -276,88 +287,6 @@ def test_the_cpu_emulates_a_device_only_where_it_has_a_size(
 )
 def test_tiers_know_whether_experts_move(settings: dict, adapts: bool):
     assert config.TierSettings(**settings).adapts() == adapts
-
-
-@pytest.mark.parametrize(
-    ("settings", "platform", "expected"),
-    [
-        ({}, "cuda", ()),
-        (
-            {},
-            "cpu",
-            (
-                "expert cache: off on the CPU, experts are read where they lie; --expert_cache=N or "
-                "--device_memory_mib=N emulates a device",
-            ),
-        ),
-        (
-            {"expert_cache": 0, "adapt_every": 1, "adapt_swaps": 8, "adapt_decay": 0.5},
-            "cuda",
-            (
-                "expert cache: off (--expert_cache=0)",
-                "--adapt_every, --adapt_swaps, --adapt_decay: no effect, the expert cache is off",
-            ),
-        ),
-        (
-            {"expert_cache": 8, "peer_reserve_mib": 1, "peer_slots": 2, "peer_adapt_swaps": 0},
-            "cpu",
-            (
-                "--peer_reserve_mib, --peer_slots, --peer_adapt_swaps: no effect, there is no peer; "
-                "--peer_device=N adds one",
-            ),
-        ),
-        (
-            {"expert_cache": 8, "peer_memory_mib": 2, "given": frozenset({"peer_device"})},
-            "cpu",
-            ("--peer_memory_mib: no effect, there is no peer; --peer_device=N adds one",),
-        ),
-        (
-            {"expert_cache": 8, "peer_device": 1, "peer_link": "host"},
-            "cpu",
-            ("--peer_link: no effect, an emulated peer is in the same memory",),
-        ),
-        (
-            {"expert_cache": 8, "adapt_swaps": 0, "adapt_every": 1},
-            "cpu",
-            ("--adapt_every: no effect, --adapt_swaps=0 freezes the experts",),
-        ),
-        (
-            {"expert_cache": 8, "expert_cache_fill_all": True},
-            "cpu",
-            ("--expert_cache_fill_all: no effect, --expert_cache=8 is filled in any case",),
-        ),
-        (
-            {"expert_cache_fill_all": True},
-            "cuda",
-            ("--expert_cache_fill_all: no effect, all are ranked without --expert_profile",),
-        ),
-        ({"expert_cache_fill_all": True, "expert_profile": Path("p")}, "cuda", ()),
-        (
-            {"expert_cache": 8, "vram_reserve_mib": 5},
-            "cpu",
-            (
-                "--vram_reserve_mib: no effect, the emulated device has no bound; "
-                "--device_memory_mib=N gives it one",
-            ),
-        ),
-        ({"device_memory_mib": 64, "vram_reserve_mib": 5}, "cpu", ()),
-        (
-            {"expert_cache": 0, "expert_profile": Path("p")},
-            "cuda",
-            (
-                "expert cache: off (--expert_cache=0)",
-                "--expert_profile: no effect, the expert cache is off",
-            ),
-        ),
-        (
-            {"expert_cache": 0, "expert_profile": Path("p"), "resident_budget_gib": 1.0},
-            "cuda",
-            ("expert cache: off (--expert_cache=0)",),
-        ),
-    ],
-)
-def test_tiers_name_what_has_no_effect(settings: dict, platform: str, expected: tuple[str, ...]):
-    assert config.TierSettings(**settings).notes(platform) == expected
 
 
 def test_overrules_what_the_user_gives_xla_of_the_card_while_it_starts(

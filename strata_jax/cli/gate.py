@@ -16,6 +16,7 @@ from strata_jax.config import LOOPBACK
 from strata_jax.errors import UsageError
 
 if TYPE_CHECKING:
+    from strata_jax.config import Platform
     from strata_jax.gate.comparison import Comparison
     from strata_jax.gate.judge import Job
 
@@ -94,8 +95,8 @@ def compare(values: flags.FlagValues, context: Context, command: Sequence[str]) 
     began, library = time.time(), native_library()
     _check_preset(values.preset)
     record_path = output_path("record", values.record)
-    session.check_platform(values, output)
-    planned = _planned(values, command, output)
+    platform = session.check_platform(values, output, has_peer=True)  # sides may, and tell
+    planned = _planned(values, command, output, platform)
     with output.progress() as report:
         outcomes = [run_comparison(comparison, job, report) for comparison, job in planned]
     record = make_record(values.preset, outcomes, began, library)
@@ -125,7 +126,7 @@ def _check_preset(name: str | None) -> None:
 
 
 def _planned(
-    values: flags.FlagValues, command: Sequence[str], output: Output
+    values: flags.FlagValues, command: Sequence[str], output: Output, platform: "Platform"
 ) -> list[tuple["Comparison", "Job"]]:
     """Everything that will be run; refuses before the first run what cannot be."""
     from strata_jax.gate.judge import check_common
@@ -139,8 +140,41 @@ def _planned(
             output.note(line)
         for comparison in chosen:
             check_common(comparison, job.common)
+            _check_sides(comparison, job, platform)
             planned.append((comparison, job))
+    _check_peer(values, [comparison for comparison, _ in planned])
     return planned
+
+
+def _check_sides(comparison: "Comparison", job: "Job", platform: "Platform") -> None:
+    """Refuses flags that `generate` would refuse of a side, which nobody should take for a failed gate."""
+    from strata_jax.cli import generate, session
+    from strata_jax.gate.runs import to_args
+
+    for side in comparison.sides:
+        values = flags.FlagValues()
+        generate.define(values)
+        try:
+            cli_flags.parse("generate", values, to_args({**side.flags, **job.common}), {})
+            options = session.engine_options(values, platform)
+            options.step_sizes()
+            options.most_drafts()
+            if platform == "cpu":  # how many GPUs there are the sides find out
+                options.tiers.check_devices(platform)
+        except UsageError as error:
+            raise UsageError(f"gate {comparison.name}, {side.name}: {error}") from None
+
+
+def _check_peer(values: flags.FlagValues, comparisons: Sequence["Comparison"]) -> None:
+    """Refuses a device for a peer that no side has: it would do nothing."""
+    from strata_jax.gate.tier_flags import PEER_DEVICE
+
+    sides = [side for comparison in comparisons for side in comparison.sides]
+    if values.peer_device != -1 and not any(PEER_DEVICE in side.flags for side in sides):
+        raise UsageError(
+            f"gate: --peer_device={values.peer_device}, but --preset={values.preset} has no side with a "
+            "peer; leave the flag out"
+        )
 
 
 def _is_on_gpu(platform: str) -> bool:

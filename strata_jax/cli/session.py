@@ -1,6 +1,7 @@
 """From flags to a model that is ready to answer: what `generate` and `chat` have in common."""
 
 import contextlib
+import dataclasses
 import errno
 import importlib.metadata
 import os
@@ -42,13 +43,20 @@ def opened_pack(values: flags.FlagValues, output: Output) -> Iterator[Pack]:
         yield pack
 
 
-def check_platform(values: flags.FlagValues, output: Output) -> Platform:
+def check_platform(
+    values: flags.FlagValues, output: Output, *, has_peer: bool | None = None
+) -> Platform:
     """Tells where the model will run and which settings decide nothing, before it is opened.
+
+    Args:
+        values: what was given.
+        output: takes the lines.
+        has_peer: whether the model will have one; None: as --peer_device says.
 
     Raises:
         StrataError: if the platform asked for is not to be had.
     """
-    for line in environment_notes():
+    for line in environment_notes(has_peer=has_peer or values.peer_device != -1):
         output.note(line)
     if values.deterministic:
         output.note("--deterministic: always on here")
@@ -56,6 +64,31 @@ def check_platform(values: flags.FlagValues, output: Output) -> Platform:
     if choice.note is not None:
         output.note(choice.note)
     return choice.platform
+
+
+def engine_options(values: flags.FlagValues, platform: Platform) -> EngineOptions:
+    """What the flags of an engine, its drafts and its tiers say.
+
+    Raises:
+        UsageError: if one of them is no good by itself, or some contradict each other.
+    """
+    return EngineOptions(
+        max_context=values.max_context,
+        threads=values.threads,
+        window_rows=values.window_rows,
+        kv=values.kv,
+        index_budget=values.indexer_budget,
+        spec=values.spec,
+        spec_min_p=values.spec_min_p,
+        suffix_draft=values.suffix_draft,
+        draft_script=draft_flags.script(values.draft_script),
+        prefill=None if values.prefill == AUTO else values.prefill,
+        prefill_timing=values.prefill_timing or wants_prefill_timing(),
+        tiers=tier_settings(values),
+        mtp=draft_settings(values),
+        platform=platform,
+        routing_out=output_path("routing_out", values.routing_out),
+    )
 
 
 @contextlib.contextmanager
@@ -72,28 +105,11 @@ def running_engine(
         StrataError: if it cannot run here or does not fit, or a flag is no good; at the end, if a file
             that was asked for could not be written.
     """
-    tiers = tier_settings(values)
-    _check_profile_save(pack, tiers, context.output)
+    _check_profile_save(pack, tier_settings(values), context.output)
     load_native()  # before anything imports it for its own use
     cache_dir = _compile_cache(values.compile_cache, context.output)
-    options = EngineOptions(
-        max_context=values.max_context,
-        threads=values.threads,
-        window_rows=values.window_rows,
-        kv=values.kv,
-        all_logits=all_logits,
-        cache_dir=cache_dir,
-        index_budget=values.indexer_budget,
-        spec=values.spec,
-        spec_min_p=values.spec_min_p,
-        suffix_draft=values.suffix_draft,
-        draft_script=draft_flags.script(values.draft_script),
-        prefill=None if values.prefill == AUTO else values.prefill,
-        prefill_timing=values.prefill_timing or wants_prefill_timing(),
-        tiers=tiers,
-        mtp=draft_settings(values),
-        platform=platform,
-        routing_out=output_path("routing_out", values.routing_out),
+    options = dataclasses.replace(
+        engine_options(values, platform), all_logits=all_logits, cache_dir=cache_dir
     )
     with context.output.progress() as report:
         engine = context.open_engine(pack, options, report)

@@ -28,11 +28,11 @@ from strata_jax.gate.runs import to_args
 from strata_jax.weights.profile import write_atomically
 
 FORMAT = "strata-gate-1"
-CHECKED = (
-    "generated ids, one by one",
-    "reasons to end",
-    "float32 logits of every position read, prompt included, bit for bit; NaNs by position",
+CHECKED = ("generated ids, one by one", "reasons to end")
+CHECKED_LOGITS = (
+    "float32 logits of every position read, prompt included, bit for bit; NaNs by position"
 )
+"""Where they are asked for."""
 _NATIVE = "strata_jax._native"
 _LEFT_OUT = frozenset(
     {"ids", "text", "finish_reason", "prompt_tokens", "model", "versions", "flags", "plan"}
@@ -111,7 +111,7 @@ def _comparison(outcome: Outcome) -> dict[str, Any]:
             "contract": comparison.contract,
             "text": PROMISES[comparison.contract],
         },
-        "checked": list(CHECKED),
+        "checked": [*CHECKED, *(() if comparison.ids_only else (CHECKED_LOGITS,))],
         "may_differ": sorted(comparison.varied),
         "ranking": "all experts in rounds over the layers" if comparison.needs_ranking else None,
         "model": dataclasses.asdict(outcome.facts),

@@ -21,6 +21,7 @@ from strata_jax.weights.budget import (
     workspace_bytes,
 )
 from strata_jax.weights.draft_needs import DraftNeeds
+from strata_jax.weights.idle_flags import idle_flags
 from strata_jax.weights.machine import Machine
 from strata_jax.weights.matrices import matrices_of
 from strata_jax.weights.ngram_table import choose_io
@@ -116,7 +117,7 @@ class _Planner:
         steps = dataclasses.replace(steps, on_gpu=not self.emulated)
         self.has_expert_tiles = False
         layers = self._expert_bytes(pack)
-        self.notes = list(settings.notes(machine.platform))
+        self.notes = list(idle_flags(settings, machine.platform))
         self.peer = PeerNeeds(settings, machine, self.has_expert_tiles)
         self.kv: KvType = plan.kv
         # Whether the primary computes all that is neither resident nor the peer's.

@@ -1,3 +1,4 @@
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -33,6 +34,15 @@ def test_holds_what_a_second_run_is_compared_with():
     assert len(comparison["checked"]) == 3
     assert [prompt["tokens"] for prompt in comparison["prompts"]] == [3, 2]
     assert comparison["prompts"][0]["ids_sha256"] == ids_hash([5, 6, 7])
+
+
+def test_claims_no_logits_where_none_were_asked_for():
+    alone = dataclasses.replace(threads_comparison(1, 2), ids_only=True)
+
+    outcome = run_comparison(alone, job(), lambda _: None)
+
+    record = make_record("threads", [outcome], began=0.0, library=native_library())
+    assert record["comparisons"][0]["checked"] == ["generated ids, one by one", "reasons to end"]
 
 
 def test_holds_each_sides_flags_process_counters_and_answers():
