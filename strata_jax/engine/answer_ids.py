@@ -178,7 +178,11 @@ class AnswerIds:
             ahead = runner.queue_one(None, self._draws) if has_room and not is_last else None
             token = self._sampler.check_found(runner.wait_one(queued), position + 1)
             told(queued, token, position)
-            drafting.seen(0, 0, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            if is_last:  # the drafts that were found since wait for their window
+                drafting.seen_without(seconds)
+            else:
+                drafting.seen(0, 0, seconds)
             self._record.windows[1] += 1
             runner.tiers.after_step()
             position += 1

@@ -155,6 +155,11 @@ class Drafting:
                 self.counts.given_up += source.length.seen(came_true, seconds, wanted=wanted)
         self._asked = {}
 
+    def seen_without(self, seconds: float) -> None:
+        """Takes note of a window that was to have no drafts, whatever was asked for since it was queued."""
+        self._asked = {}
+        self.seen(0, 0, seconds)
+
     def _count(self, drafts: int, came_true: int) -> None:
         counts = self.counts
         counts.passes += 1

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strata_jax.engine.draft_flow import DraftFlow
+from strata_jax.engine.draft_length import DraftLength
 from strata_jax.engine.drafting import Drafting, Source
 from strata_jax.engine.drafts import Drafted
 from strata_jax.engine.generation import Generation
@@ -64,6 +65,7 @@ def begin(
     logits=True,
     stop=(),
     flow=None,
+    length=None,
 ):
     request = Request(
         ids=PROMPT, settings=sampling, max_tokens=tokens, stop_ids=frozenset(map(int, stop))
@@ -71,7 +73,7 @@ def begin(
     options = EngineOptions(all_logits=logits)
     drafting = None
     if drafter is not None:
-        source = Source(name="test", drafter=drafter, length=None, flow=flow)
+        source = Source(name="test", drafter=drafter, length=length, flow=flow)
         drafting = Drafting([source], drafts)
     return Generation(runner, request, options, drafting, None)
 
@@ -314,20 +316,44 @@ def test_drafters_hear_of_every_position_once_with_its_residual(runner, answers)
 class Sometimes(Recorder):
     """Has drafts for two positions in five only."""
 
+    empty = 0
+    """How often it had none."""
+
     def draft(self, count: int) -> Drafted:
-        return super().draft(count if self.positions[-1] % 5 < 2 else 0)
+        has_some = self.positions[-1] % 5 < 2
+        self.empty += not has_some
+        return super().draft(count if has_some else 0)
+
+
+class Lengths(DraftLength):
+    """Always wants drafts; remembers which windows were told to have been asked for some in vain."""
+
+    def __init__(self):
+        super().__init__(3, ahead=True)
+        self.missed = 0
+
+    def choose(self, room: int) -> tuple[int, float]:
+        return min(room, 3), 1.0
+
+    def seen(self, came_true: int, seconds: float, *, wanted: int) -> bool:
+        self.missed += wanted > 0 and came_true == 0
+        return False
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 14])
 def test_a_device_goes_ahead_while_nobody_drafts(emulated, tokens):
+    """What it has in its queue when drafts turn up is no window whose drafts did not come true."""
     ids = list(begin(emulated, SAMPLED, logits=False, tokens=14))
-    drafter = Sometimes(script(ids, 100))
+    drafter, lengths = Sometimes(script(ids, 100)), Lengths()
 
-    generation = begin(emulated, SAMPLED, drafter, drafts=3, tokens=tokens, logits=False)
+    generation = begin(
+        emulated, SAMPLED, drafter, drafts=3, tokens=tokens, logits=False, length=lengths
+    )
 
     assert list(generation) == ids[:tokens]
     assert drafter.positions == list(range(-1, len(drafter.ids) - 1))
     assert drafter.ids == [*PROMPT, *ids][: len(drafter.ids)]
+    assert lengths.missed <= drafter.empty
     if tokens == 14:
         assert generation.windows[1] >= 1
         assert generation.windows[4] >= 1
