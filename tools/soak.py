@@ -229,7 +229,7 @@ class Soak:
         # What is streamed once may serve several entries.
         most, streamed = totals["entries_stream"] * self._most_slot, totals["bytes_streamed"]
         self.faults.check(streamed <= most, f"{where}: {streamed} bytes streamed, at most {most}")
-        read = totals["bytes_read"] + totals["entries_file"]
+        read = (totals["bytes_read"] or 0) + totals["entries_file"]
         self.faults.check(read == 0, f"{where}: something came from the file tier, which is empty")
         self._before = totals
 

@@ -98,12 +98,15 @@ class EngineTiers:
         return cls(pack, settings, plan, experts, profile)
 
     def counters(self, since: dict[str, int] | None = None) -> dict[str, Any]:
-        """Counters since `since` (or the start), shares of the tiers and hit rate for reports."""
+        """Counters since `since` (or the start), shares of the tiers and hit rate for reports.
+
+        `bytes_read`, from the file, is None on a GPU: its threads read where pages are mapped, uncounted.
+        """
         now = self.experts.counters()
         counts = {name: value - (since or {}).get(name, 0) for name, value in now.items()}
         parts = shares(counts)
         hit_rate = None if parts is None else parts["primary"] + parts["peer"]
-        return {**counts, "shares": parts, "hit_rate": hit_rate}
+        return {"bytes_read": None, **counts, "shares": parts, "hit_rate": hit_rate}
 
     def after_step(self) -> None:
         """Writes what is due; see `TierFiles.after_step`."""

@@ -279,7 +279,6 @@ class DeviceExperts:
             "peer_experts_streamed": peers_ring["copied"],
             "peer_bytes_streamed": peers_ring["bytes"],
             "peer_waits_us": peers_ring["waited_us"],
-            "bytes_read": 0,
             "swaps_primary": swaps,
             "swaps_peer": peer_swaps,
             "waits_us": ring["waited_us"],

@@ -24,6 +24,9 @@ def test_tells_the_shares_of_all_tiers_and_what_moved():
         "9.0 MiB streamed"
     )
     shares = {"primary": 0.5, "peer": 0.0, "stream": 0.0, "host": 0.0, "file": 0.5}
+    assert _line(shares=shares, bytes_streamed=0, bytes_read=None) == (
+        "experts: 50.0 % primary, 50.0 % file; 30 swaps (2.0 MiB)"
+    )
     assert _line(shares=shares, bytes_streamed=0, bytes_read=3 * MIB) == (
         "experts: 50.0 % primary, 50.0 % file; 30 swaps (2.0 MiB), 3.0 MiB read from the file"
     )
