@@ -9,6 +9,7 @@ from absl import flags
 
 from strata_jax.cli import prompts, sampling
 from strata_jax.cli.context import Engine, Generation
+from strata_jax.cli.flags import MAX_REPEATS
 from strata_jax.cli.output import Output
 from strata_jax.engine.request import Request
 from strata_jax.errors import BadFileError, UsageError
@@ -85,6 +86,7 @@ def prepare(
         settings=sampling.settings(values, metadata),
         max_tokens=values.max_tokens,
         stop_ids=frozenset() if values.ignore_eos else stop_ids(pack, tokenizer),
+        max_repeats=max_repeats(values, goes_on=values.ignore_eos),
     )
     return Task(request=request, stream=stream, is_chat=is_chat)
 
@@ -93,6 +95,23 @@ def stop_ids(pack: Pack, tokenizer: Tokenizer | None) -> frozenset[int]:
     """Ids that end an answer: the tokenizer's, and the one in the model's settings."""
     known = tokenizer.eos_ids if tokenizer else frozenset()
     return known | ({pack.config.eos_id} if pack.config.eos_id >= 0 else frozenset())
+
+
+def max_repeats(values: flags.FlagValues, *, goes_on: bool) -> int:
+    """What --max_repeats says; not given, nothing ends an answer that shall go on whatever is in it."""
+    if values.max_repeats is not None:
+        return values.max_repeats
+    return 0 if goes_on else MAX_REPEATS
+
+
+def describe_stuck(generation: Generation) -> str | None:
+    """That an answer was ended because it went on with one id, in one line; None where it was not."""
+    if generation.stuck_on is None:
+        return None
+    return (
+        f"the answer was ended: it had come to repeat id {generation.stuck_on}; --max_repeats=N lets it "
+        "go on, 0 for good, and --repetition_penalty or another --seed may help"
+    )
 
 
 class Reader(AnswerStream):

@@ -34,6 +34,11 @@ class Generation(Protocol):
         ...
 
     @property
+    def stuck_on(self) -> int | None:
+        """The id that it repeated until it was ended."""
+        ...
+
+    @property
     def timings(self) -> "Timings":
         """How long its parts took."""
         ...

@@ -9,7 +9,15 @@ from typing import Any, Self
 from absl import flags
 
 from strata_jax.cli import sampling
-from strata_jax.cli.answers import THINKING, Reader, begin, describe_late_copies, stop_ids
+from strata_jax.cli.answers import (
+    THINKING,
+    Reader,
+    begin,
+    describe_late_copies,
+    describe_stuck,
+    max_repeats,
+    stop_ids,
+)
 from strata_jax.cli.context import Context, Engine, Generation
 from strata_jax.engine.request import Request, SamplingSettings
 from strata_jax.errors import StrataError, UsageError
@@ -36,6 +44,7 @@ class Conversation:
         settings: SamplingSettings,
         stop_ids: frozenset[int],
         max_tokens: int | None,
+        max_repeats: int,
         thinking: bool | None,
         effort: str | None,
     ) -> None:
@@ -46,6 +55,7 @@ class Conversation:
         self._settings = settings
         self._stop_ids = stop_ids
         self._max_tokens = max_tokens
+        self._max_repeats = max_repeats
         self._thinking = thinking
         self._effort = effort
 
@@ -65,6 +75,7 @@ class Conversation:
             sampling.settings(values, metadata),
             stop_ids(pack, tokenizer),
             values.max_tokens,
+            max_repeats(values, goes_on=False),
             THINKING[values.thinking],
             values.effort,
         )
@@ -100,6 +111,7 @@ class Conversation:
             settings=self._settings,
             max_tokens=min(room, self._max_tokens or room),
             stop_ids=self._stop_ids,
+            max_repeats=self._max_repeats,
         )
 
     def reader(self, request: Request) -> Reader:
@@ -274,6 +286,8 @@ class Terminal:
     def _tell_end(self, generation: Generation, stopped: bool, has_text: bool) -> None:
         if stopped:
             self._output.note("stopped; what was written stays in the conversation")
+        elif (stuck := describe_stuck(generation)) is not None:
+            self._output.note(stuck)
         elif generation.finish_reason == "length":
             self._output.note(
                 "the answer was cut: --max_tokens or the context "

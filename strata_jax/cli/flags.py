@@ -17,6 +17,8 @@ from strata_jax.config import MAX_CONTEXT
 from strata_jax.errors import UsageError
 
 AUTO = "auto"
+MAX_REPEATS = 256
+"""More than rulers and tables of text have; a reply that is stuck would go on for the whole context."""
 _HELP_NAMES = frozenset({"help", "h", "?", "helpfull", "helpshort"})
 _HELP_WIDTH = 98
 _ABSL_REPEAT = ";\n    repeat"
@@ -207,6 +209,14 @@ def define_sampling(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     define_number(values, "seed", int, "decides the draws, with the position", default=0, lower=0)
+    define_number(
+        values,
+        "max_repeats",
+        int,
+        "ends an answer that says one id so often in a row; 0: never; if not given "
+        f"{MAX_REPEATS}, and 0 with --ignore_eos",
+        lower=0,
+    )
 
 
 def define_answer(values: flags.FlagValues) -> None:

@@ -122,6 +122,7 @@ def _lines(task: "Task", generation: Generation) -> list[str]:
     timing = generation.prefill_timing
     lines = (
         answers.describe(task, generation),
+        answers.describe_stuck(generation),
         answers.describe_tiers(generation.tier_counters),
         answers.describe_late_copies(generation.tier_counters),
         answers.describe_drafts(generation.drafts),

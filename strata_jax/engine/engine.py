@@ -136,6 +136,8 @@ class Engine:
             )
         if request.max_tokens < 0:
             raise UsageError(f"max_tokens: {request.max_tokens}, expected 0 or more")
+        if request.max_repeats < 0:
+            raise UsageError(f"max_repeats: {request.max_repeats}, expected 0 (any) or more")
         self._end_current()
         drafting = self._drafters.drafting
         self._current = Generation(self._runner, request, self._options, drafting, report)

@@ -32,6 +32,8 @@ class Generation:
     ):
         self.finish_reason: str | None = None
         """"stop" (an id of `stop_ids`), "length" or "cancelled"; None while it runs."""
+        self.stuck_on: int | None = None
+        """The id that `Request.max_repeats` ended the answer for; `finish_reason` is "length" then."""
         self._runner = runner
         self._request = request
         self._drafting = drafting
@@ -135,9 +137,10 @@ class Generation:
         self, token: int, following: Iterator[int], end: int, start: float
     ) -> Iterator[int]:
         """The answer: `token`, then those that follow, to its end; at most `end` ids."""
-        request = self._request
+        request, repeats, before = self._request, 0, -1
         while True:
             self._count += 1
+            repeats, before = (repeats + 1 if token == before else 1), token
             self._last = time.perf_counter()
             if self._first is None:
                 self._first = self._last
@@ -146,6 +149,8 @@ class Generation:
                 self.finish_reason = "stop"
             elif self._count in (request.max_tokens, end):
                 self.finish_reason = "length"
+            elif repeats == request.max_repeats:
+                self.finish_reason, self.stuck_on = "length", token
             yield token
             if self.finish_reason is not None:
                 return

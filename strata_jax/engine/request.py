@@ -77,6 +77,8 @@ class Request:
     """0 reads the prompt only."""
     stop_ids: frozenset[int] = frozenset()
     """Ids that end the answer; the id itself is part of it."""
+    max_repeats: int = 0
+    """One id so often in a row ends the answer, which would go on like that to its length; 0 = never."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,7 @@ class FakeGeneration:
         return {"mode": "mmap"}
 
     prefill_timing = None
+    stuck_on: int | None = None
 
     @property
     def drafts(self) -> dict[str, object] | None:

@@ -140,6 +140,15 @@ def test_says_that_an_answer_was_cut():
     assert "only thought" in outcome.err
 
 
+def test_says_that_an_answer_was_stuck(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(FakeGeneration, "stuck_on", 7)
+
+    outcome = run("chat", "--max_tokens=2", opener=Opener(ANSWER), stdin=b"Hi\n")
+
+    assert "had come to repeat id 7" in outcome.err
+    assert "the answer was cut" not in outcome.err
+
+
 def test_switches_thinking_off():
     opener = Opener("Hello.<|im_end|>")
 

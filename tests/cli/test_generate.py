@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.fake_engine import Opener, run
+from tests.cli.fake_engine import FakeGeneration, Opener, run
 from tests.gguf_maker import make_model
 
 ANSWER = "I think.</think>\n\nHello there.<|im_end|>"
@@ -193,6 +193,20 @@ def test_goes_on_after_the_end():
     outcome, opener = _run("--ignore_eos", answer=PLAIN + " More.")
     assert opener.request.stop_ids == frozenset()
     assert outcome.out == "Hello there. More.\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [((), 256), (("--ignore_eos",), 0), (("--max_repeats=3",), 3)]
+)
+def test_a_reply_that_is_stuck_ends_unless_it_shall_go_on(
+    flags: tuple[str, ...], expected: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(FakeGeneration, "stuck_on", 7)
+
+    outcome, opener = _run(*flags)
+
+    assert opener.request.max_repeats == expected
+    assert "note: the answer was ended: it had come to repeat id 7; --max_repeats=N" in outcome.err
 
 
 def test_takes_the_files_sampling_and_the_flags():

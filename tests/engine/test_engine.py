@@ -272,6 +272,7 @@ def test_timings_count_ids_and_leave_out_what_was_not_measured(engine, request_o
         ({"ids": (-1,)}, "prompt: id -1 at place 0"),
         ({"ids": (1,) * 513}, "prompt: 513 tokens, at most 512 fit"),
         ({"max_tokens": -1}, "max_tokens: -1, expected 0 or more"),
+        ({"max_repeats": -1}, "max_repeats: -1, expected 0 .any. or more"),
     ],
 )
 def test_a_request_out_of_range_is_a_usage_error(engine, request_of, changes, message):

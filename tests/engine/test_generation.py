@@ -66,9 +66,14 @@ def begin(
     stop=(),
     flow=None,
     length=None,
+    repeats=0,
 ):
     request = Request(
-        ids=PROMPT, settings=sampling, max_tokens=tokens, stop_ids=frozenset(map(int, stop))
+        ids=PROMPT,
+        settings=sampling,
+        max_tokens=tokens,
+        stop_ids=frozenset(map(int, stop)),
+        max_repeats=repeats,
     )
     options = EngineOptions(all_logits=logits)
     drafting = None
@@ -185,6 +190,20 @@ def test_ends_at_its_length_inside_a_window(runner, answers, tokens):
     assert list(generation) == ids[:tokens]
     assert generation.finish_reason == "length"
     assert runner.position == len(PROMPT) + tokens - 1
+
+
+@pytest.mark.parametrize("repeats", [0, 1, 5, 11])
+def test_an_answer_that_is_stuck_on_one_id_ends_inside_a_window(runner, repeats):
+    """Report 86; ids of the prompt and drafts behind the end do not count."""
+    stuck = SamplingSettings(temperature=0.0, logit_bias=((PROMPT[-1], 1000.0),))
+    drafter = script([PROMPT[-1]] * 24, 100)
+
+    generation = begin(runner, stuck, drafter, drafts=3, repeats=repeats)
+
+    assert list(generation) == [PROMPT[-1]] * (repeats or 24)
+    assert generation.finish_reason == "length"
+    assert generation.stuck_on == (PROMPT[-1] if repeats else None)
+    assert runner.position == len(PROMPT) + (repeats or 24) - 1
 
 
 @pytest.mark.parametrize("percent", [100, 75])
