@@ -9,6 +9,7 @@ is opened once more with marks, and tells where the time of each prompt went, on
 """
 
 import argparse
+import functools
 import statistics
 import time
 from collections.abc import Sequence
@@ -93,34 +94,14 @@ def measure(pack, words: str, tiers, lengths, expected: dict[int, np.ndarray], a
 
 def show_timing(pack, tiers: TierSettings, lengths: Sequence[int], arguments) -> None:
     """Prints where the time of each prompt goes."""
-    from strata_jax.engine.peer_timing import PeerTiming
-    from strata_jax.engine.prefill_timing import PrefillTiming
+    from strata_jax.engine.prefill_timing import timed_prompt
 
     runner = open_runner(pack, tiers, lengths, arguments, True)
     experts = runner.tiers.experts
     try:
         for length in lengths:
             read(runner, length)
-            experts.take_marks()
-            experts.take_peer_marks()
-            before = experts.counters()
-            _, wall_s = read(runner, length)
-            done = {name: count - before[name] for name, count in experts.counters().items()}
-            peer = PeerTiming(
-                experts_streamed=done.get("peer_experts_streamed", 0),
-                bytes_streamed=done.get("peer_bytes_streamed", 0),
-                slot_wait_s=done.get("peer_waits_us", 0) / 1e6,
-                marks=experts.take_peer_marks(),
-            )
-            timing = PrefillTiming(
-                wall_s=wall_s,
-                slot_wait_s=done["waits_us"] / 1e6,
-                experts_streamed=done.get("experts_streamed", 0),
-                experts_unrouted=done.get("experts_unrouted", 0),
-                bytes_streamed=done["bytes_streamed"],
-                marks=experts.take_marks(),
-                peer=peer if peer.marks else None,
-            )
+            _, timing = timed_prompt(experts, functools.partial(read, runner, length))
             print("\n".join(f"  {length} {line}" for line in timing.lines()), flush=True)
     finally:
         runner.close()

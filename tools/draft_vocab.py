@@ -32,10 +32,10 @@ def main() -> int:
             for path in arguments.texts
             for token in tokenizer.encode(path.read_text("utf-8"), special=True)
         ]
+        chosen, share = most_frequent(ids, sorted(tokenizer.special_ids), arguments.count)
     except (StrataError, OSError, UnicodeDecodeError) as error:
         print(f"draft_vocab: {error}", file=sys.stderr)
         return 1
-    chosen, share = most_frequent(ids, sorted(tokenizer.special_ids), arguments.count)
     names = " ".join(path.name for path in arguments.texts)
     comment = f"{len(chosen)} ids of {Path(arguments.model).name}, from {names}"
     sys.stdout.write(format_draft_vocab(chosen, comment))

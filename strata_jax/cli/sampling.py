@@ -6,18 +6,8 @@ from collections.abc import Mapping
 
 from absl import flags
 
-from strata_jax.engine.request import SamplingSettings
+from strata_jax.engine.request import FILE_KEYS, FILE_PREFIX, SamplingSettings
 from strata_jax.errors import BadFileError, UsageError
-
-PREFIX = "general.sampling."
-_FILE_KEYS = {
-    "temperature": "temp",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "penalty_repeat",
-}
-"""Setting to key behind `PREFIX`, as `SamplingSettings.from_metadata` reads them."""
 
 
 def settings(values: flags.FlagValues, metadata: Mapping[str, object]) -> SamplingSettings:
@@ -32,24 +22,24 @@ def settings(values: flags.FlagValues, metadata: Mapping[str, object]) -> Sampli
     if "logit_bias" in given:
         given["logit_bias"] = _biases(str(given["logit_bias"]))
     recommended = {
-        PREFIX + key: _number(metadata[PREFIX + key], name, key)
-        for name, key in _FILE_KEYS.items()
-        if PREFIX + key in metadata and name not in given
+        key: _number(metadata[key], name, key)
+        for name, key in FILE_KEYS.items()
+        if key in metadata and name not in given
     }
     try:
         followed = SamplingSettings.from_metadata(recommended)
     except UsageError as error:
-        raise BadFileError(f"metadata {PREFIX}*: {error}; the flag overrules it") from None
+        raise BadFileError(f"metadata {FILE_PREFIX}*: {error}; the flag overrules it") from None
     return dataclasses.replace(followed, **given)
 
 
 def not_followed(metadata: Mapping[str, object]) -> tuple[str, ...]:
     """Recommendations of the file that nothing here knows."""
-    known = {PREFIX + key for key in _FILE_KEYS.values()}
+    known = set(FILE_KEYS.values())
     return tuple(
         f"{key}: the file recommends {metadata[key]!r}, which is not supported and not followed"
         for key in metadata
-        if key.startswith(PREFIX) and key not in known
+        if key.startswith(FILE_PREFIX) and key not in known
     )
 
 
@@ -67,7 +57,5 @@ def _number(value: object, name: str, key: str) -> float:
     kinds = int if name == "top_k" else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
         what = "a whole number" if name == "top_k" else "a number"
-        raise BadFileError(
-            f"metadata {PREFIX}{key} is {value!r}, {what} expected; --{name} overrules it"
-        )
+        raise BadFileError(f"metadata {key} is {value!r}, {what} expected; --{name} overrules it")
     return value

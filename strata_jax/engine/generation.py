@@ -11,8 +11,7 @@ import numpy as np
 from strata_jax.engine.answer_ids import AnswerIds, Record
 from strata_jax.engine.drafting import Drafting
 from strata_jax.engine.options import EngineOptions
-from strata_jax.engine.peer_timing import PeerTiming
-from strata_jax.engine.prefill_timing import PrefillTiming
+from strata_jax.engine.prefill_timing import PrefillTiming, timed_prompt
 from strata_jax.engine.request import Request, Timings
 from strata_jax.engine.runner import GRAIN, Runner
 from strata_jax.engine.sampling import Sampler
@@ -119,7 +118,11 @@ class Generation:
     def _run(self) -> Generator[int, None, None]:
         request, runner = self._request, self._runner
         start = time.perf_counter()
-        logits = self._read_timed() if self._is_timed else self._read_prompt()
+        if self._is_timed:
+            experts = runner.tiers.experts
+            logits, self.prefill_timing = timed_prompt(experts, self._read_prompt)
+        else:
+            logits = self._read_prompt()
         runner.tiers.after_step()
         sampler = Sampler(request.settings, request.ids, runner.drawable)
         if request.max_tokens == 0:  # drafters are not told of an id that nobody draws
@@ -155,35 +158,6 @@ class Generation:
             if self.finish_reason is not None:
                 return
             token = next(following)
-
-    def _read_timed(self) -> np.ndarray:
-        """Reads the prompt and takes down where the time went."""
-        experts = self._runner.tiers.experts
-        experts.take_marks()  # of a prompt that nobody waited for
-        experts.take_peer_marks()
-        before, start = experts.counters(), time.perf_counter()
-        logits = self._read_prompt()
-        wall_s, marks = time.perf_counter() - start, experts.take_marks()
-        now = experts.counters()
-        done = {name: now[name] - before[name] for name in now}
-        peer_marks, peer = experts.take_peer_marks(), None
-        if peer_marks:
-            peer = PeerTiming(
-                experts_streamed=done["peer_experts_streamed"],
-                bytes_streamed=done["peer_bytes_streamed"],
-                slot_wait_s=done["peer_waits_us"] / 1e6,
-                marks=peer_marks,
-            )
-        self.prefill_timing = PrefillTiming(
-            wall_s=wall_s,
-            slot_wait_s=done["waits_us"] / 1e6,
-            experts_streamed=done.get("experts_streamed", 0),
-            experts_unrouted=done.get("experts_unrouted", 0),
-            bytes_streamed=done["bytes_streamed"],
-            marks=marks,
-            peer=peer,
-        )
-        return logits
 
     def _read_prompt(self) -> np.ndarray:
         """Reads the prompt by chunks of tiles, its end by windows; returns the last id's logits.

@@ -2,12 +2,16 @@
 
 import collections
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from strata_jax.engine.peer_timing import PeerTiming
 from strata_jax.ops.timed import PHASES
+from strata_jax.weights.device_experts import DeviceExperts
+from strata_jax.weights.experts import ExpertTiers
 
+_T = TypeVar("_T")
 CAPACITY = 1 << 16
 """Marks of a prompt: some 25 a layer and chunk."""
 
@@ -83,3 +87,34 @@ class PrefillTiming:
                 f"{1e3 * self.slot_wait_s:.1f} ms for free slots"
             )
         return lines if self.peer is None else [*lines, *self.peer.lines()]
+
+
+def timed_prompt(
+    experts: ExpertTiers | DeviceExperts, read: Callable[[], _T]
+) -> tuple[_T, PrefillTiming]:
+    """What `read` returns, which reads a prompt and waits for it, and where its time went."""
+    experts.take_marks()  # of a prompt that nobody waited for
+    experts.take_peer_marks()
+    before, start = experts.counters(), time.perf_counter()
+    result = read()
+    wall_s, marks = time.perf_counter() - start, experts.take_marks()
+    now = experts.counters()
+    done = {name: count - before[name] for name, count in now.items()}
+    peer_marks, peer = experts.take_peer_marks(), None
+    if peer_marks:
+        peer = PeerTiming(
+            experts_streamed=done["peer_experts_streamed"],
+            bytes_streamed=done["peer_bytes_streamed"],
+            slot_wait_s=done["peer_waits_us"] / 1e6,
+            marks=peer_marks,
+        )
+    timing = PrefillTiming(
+        wall_s=wall_s,
+        slot_wait_s=done["waits_us"] / 1e6,
+        experts_streamed=done.get("experts_streamed", 0),
+        experts_unrouted=done.get("experts_unrouted", 0),
+        bytes_streamed=done["bytes_streamed"],
+        marks=marks,
+        peer=peer,
+    )
+    return result, timing

@@ -6,6 +6,16 @@ from collections.abc import Mapping
 
 from strata_jax.errors import UsageError
 
+FILE_PREFIX = "general.sampling."
+FILE_KEYS = {
+    "temperature": f"{FILE_PREFIX}temp",
+    "top_k": f"{FILE_PREFIX}top_k",
+    "top_p": f"{FILE_PREFIX}top_p",
+    "min_p": f"{FILE_PREFIX}min_p",
+    "repetition_penalty": f"{FILE_PREFIX}penalty_repeat",
+}
+"""Where a file recommends a setting, by its name."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
@@ -50,14 +60,7 @@ class SamplingSettings:
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, object]) -> "SamplingSettings":
         """The file's own defaults (`general.sampling.*`); what it does not name stays neutral."""
-        names = {
-            "temperature": "temp",
-            "top_k": "top_k",
-            "top_p": "top_p",
-            "min_p": "min_p",
-            "repetition_penalty": "penalty_repeat",
-        }
-        found = {name: metadata.get(f"general.sampling.{key}") for name, key in names.items()}
+        found = {name: metadata.get(key) for name, key in FILE_KEYS.items()}
         numbers = {k: v for k, v in found.items() if isinstance(v, int | float)}
         return cls(**numbers)  # type: ignore[arg-type]
 

@@ -7,7 +7,7 @@ reasoning).
 
 import codecs
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from strata_jax.errors import UsageError
@@ -27,16 +27,6 @@ class Event:
     text: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """A whole answer."""
-
-    reasoning: str
-    text: str
-    stopped: bool
-    """Whether a stop string ended it."""
-
-
 def thinking_is_open(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> bool:
     """Whether the answer to a prompt begins inside the reasoning.
 
@@ -49,20 +39,6 @@ def thinking_is_open(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> bool:
         if token_id == closing or token_id in tokenizer.eos_ids:
             return False
     return False
-
-
-def read_answer(
-    tokenizer: Tokenizer, ids: Iterable[int], stop: Sequence[str] = (), thinking_open: bool = False
-) -> Answer:
-    """The answer that some generated ids make; arguments as for `AnswerStream`."""
-    stream = AnswerStream(tokenizer, stop, thinking_open)
-    events = [event for token_id in ids for event in stream.push(token_id)]
-    events += stream.finish()
-    parts: dict[Kind, str] = {
-        kind: "".join(event.text for event in events if event.kind == kind)
-        for kind in ("reasoning", "text")
-    }
-    return Answer(parts["reasoning"], parts["text"], stream.stopped)
 
 
 class AnswerStream:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from strata_jax.errors import BadFileError
+from strata_jax.errors import BadFileError, UsageError
 
 _MOST_BYTES = 1 << 26
 _MOST_DIGITS = 18
@@ -69,12 +69,19 @@ def most_frequent(ids: Iterable[int], always: Iterable[int], count: int) -> tupl
 
     Returns:
         the ids, ascending, and the share of the text that they make up.
+
+    Raises:
+        UsageError: if that is no id at all.
     """
+    if count < 1:
+        raise UsageError(f"--count={count}: at least 1 expected, for a file of no ids is refused")
     counts = collections.Counter(ids)
     chosen = list(dict.fromkeys(always))[:count]
     taken = set(chosen)
     ranked = sorted(counts, key=lambda token: (-counts[token], token))
     chosen += [token for token in ranked if token not in taken][: count - len(chosen)]
+    if not chosen:
+        raise UsageError("the texts are empty, at least one id expected")
     covered = sum(counts[token] for token in chosen)
     return sorted(chosen), covered / max(counts.total(), 1)
 

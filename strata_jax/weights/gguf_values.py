@@ -16,7 +16,6 @@ from strata_jax.errors import BadFileError
 
 MetaValue = bool | int | float | str | tuple[bool | int | float | str, ...]
 
-_U8 = struct.Struct("<B")
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 

@@ -105,12 +105,6 @@ class Placement:
         """Bytes of the host experts to be page-locked."""
         return int(self.expert_bytes[self.locked].sum())
 
-    def slot_classes(self, tier: Tier) -> dict[int, int]:
-        """Number of slots by their size in bytes: experts are swapped within such a class."""
-        sizes = slot_bytes(self.expert_bytes[self.tiers == tier])
-        values, counts = np.unique(sizes, return_counts=True)
-        return dict(zip(values.tolist(), counts.tolist()))
-
 
 def file_stage_bytes(tiers: np.ndarray, expert_bytes: np.ndarray) -> int:
     """Page-locked bytes in which a GPU's tiles find experts of the file tier: two layers' at a time.

@@ -1,11 +1,13 @@
 """Pieces of an answer: whatever the split, they join to the whole, and nothing leaks early."""
 
+from typing import NamedTuple
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata_jax.errors import UsageError
-from strata_jax.text.answer import Answer, AnswerStream, Event, read_answer, thinking_is_open
+from strata_jax.text.answer import AnswerStream, Event, thinking_is_open
 from strata_jax.text.tokenizer import Tokenizer
 from tests.text.small import embedded_tokenizer, small_metadata, small_tokenizer
 
@@ -15,6 +17,25 @@ IM_END = SMALL.special_id("<|im_end|>")
 assert THINK is not None
 assert END_THINK is not None
 assert IM_END is not None
+
+
+class Answer(NamedTuple):
+    """A whole answer."""
+
+    reasoning: str
+    text: str
+    stopped: bool
+
+
+def read_answer(tokenizer, ids, stop=(), thinking_open=False):
+    """All that a stream gives for some ids, joined."""
+    stream = AnswerStream(tokenizer, stop, thinking_open)
+    events = [event for token_id in ids for event in stream.push(token_id)] + stream.finish()
+    reasoning, text = (
+        "".join(event.text for event in events if event.kind == kind)
+        for kind in ("reasoning", "text")
+    )
+    return Answer(reasoning, text, stream.stopped)
 
 
 def ids_of(text):

@@ -3,7 +3,7 @@ import os
 import numpy as np
 import pytest
 
-from strata_jax.errors import BadFileError
+from strata_jax.errors import BadFileError, UsageError
 from strata_jax.weights.draft_vocab import format_draft_vocab, most_frequent, read_draft_vocab
 
 
@@ -80,3 +80,11 @@ def test_chooses_the_most_frequent_and_says_how_much_they_cover():
 
 def test_chooses_the_lower_of_equally_frequent_ids():
     assert most_frequent([4, 3, 2], always=(), count=2)[0] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("ids", "count", "problem"), [([5], 0, "--count=0"), ([5], -3, "--count=-3"), ([], 9, "empty")]
+)
+def test_chooses_at_least_one(ids, count, problem):
+    with pytest.raises(UsageError, match=problem):
+        most_frequent(ids, always=(), count=count)

@@ -82,9 +82,6 @@ def test_gives_every_expert_one_tier_and_a_slot_of_its_own(request: PlacementReq
         assert (begins[order][1:] >= (begins + sizes)[order][:-1]).all()
         assert arena == sizes.sum()
         assert arena == 0 or (begins + sizes).max() == arena
-        assert placement.slot_classes(tier) == dict(
-            zip(*(part.tolist() for part in np.unique(sizes, return_counts=True)))
-        )
     on_device = np.isin(placement.tiers, [Tier.PRIMARY, Tier.PEER])
     assert (placement.slots[~on_device] == -1).all()
 
@@ -256,7 +253,6 @@ def test_sizes_slots_by_layer():
     placement = place(PlacementRequest(expert_bytes=expert_bytes, primary=_unbounded(6)))
 
     assert placement.primary_bytes == 2 * (256 + 256 + 512)
-    assert placement.slot_classes(Tier.PRIMARY) == {256: 4, 512: 2}
     assert placement.total_bytes(Tier.PRIMARY) == 2 * (1 + 256 + 257)
 
 
