@@ -1,5 +1,6 @@
-// Barriers in shared memory at which some threads wait for what others do (mbarrier of sm_80 and
-// later): who fills a place and who empties it need not wait for one another in turn.
+// Barriers in shared memory at which some threads wait for what others do (mbarrier, and its
+// try_wait of sm_90 and later): who fills a place and who empties it need not wait for one another
+// in turn.
 #pragma once
 
 #include "cuda/launch.h"

@@ -228,6 +228,7 @@ std::string DeviceStore::StartSwaps(const SwapSettings& settings) {
   for (const ExpertShape& shape : shapes_) slot_bytes.push_back(shape.bytes);
   swaps_ = std::make_unique<DeviceSwaps>(settings, &table_, wanted_, usage_, std::move(slot_bytes),
                                          AwayTag());
+  swaps_->SetFixed(lent_.Fixed(table_.size()));  // of a ring that was opened before
   return "";
 }
 

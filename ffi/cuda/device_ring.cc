@@ -151,7 +151,7 @@ std::string DeviceStore::OpenRing(const RingPlan& plan) {
 
 // With no program under way that reads experts.
 std::string DeviceStore::BorrowSlots() {
-  if (lent_.empty() || lent_.is_lent()) return "";
+  if (lent_.empty() || (lent_.is_lent() && !ring_is_stale_)) return "";
   return SettleRing();
 }
 
@@ -163,7 +163,10 @@ std::string DeviceStore::GiveSlotsBack() {
   std::string error = ring_->SetList({});
   if (error.empty()) error = lent_.GiveBack();
   ring_is_stale_ = true;
-  return error.empty() ? PublishExperts() : error;
+  if (!error.empty()) return error;
+  error = PublishExperts();
+  if (!error.empty()) lent_.Lend(AwayTag());  // as kernels find it
+  return error;
 }
 
 // Reads the file: what it does not achieve (a disk that is gone) is the mapping's signal.
@@ -198,6 +201,7 @@ std::string DeviceStore::BeginPass(int64_t num_rows) {
 // so nothing moves while passes are under way, and before the first of them words are brought up to
 // date; to wait for the device once a prompt costs less than a kernel that knows of both.
 std::string DeviceStore::SettleRing() {
+  ring_is_stale_ = true;  // until all of it is done
   cudaError_t waited = cudaDeviceSynchronize();
   if (waited != cudaSuccess) return std::string("device_store: ") + cudaGetErrorString(waited);
   std::string error = swaps_ == nullptr ? "" : swaps_->Settle();

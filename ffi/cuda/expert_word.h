@@ -31,7 +31,8 @@ enum EntryHome {
   kOverLink = 2,
   kOnHost = 3,
   kOfFile = 4,
-  kReadByTiles = 5,    // experts, not entries: so often a tile's kernels read one over the link
+  kReadByTiles = 5,    // experts, not entries: so often tiles' kernels read one over the link, each
+                       // read for as many entries as the kernels take at once
   kTilesOverLink = 6,  // entries of tiles whose expert the host has
   kEntryHomes = 7,
 };

@@ -23,15 +23,15 @@ void LentSlots::Lend(ExpertTag away) {
 std::string LentSlots::GiveBack() {
   cudaError_t error = cudaSuccess;
   for (const Expert& expert : experts_) {
+    if (error != cudaSuccess) break;
     auto* slot = reinterpret_cast<uint8_t*>(expert.word & ~kTagBits);
-    if (error == cudaSuccess) {
-      error = cudaMemcpyAsync(slot, expert.home, expert.bytes, cudaMemcpyHostToDevice, nullptr);
-    }
-    (*table_)[expert.index] = expert.word;
+    error = cudaMemcpyAsync(slot, expert.home, expert.bytes, cudaMemcpyHostToDevice, nullptr);
   }
   if (error == cudaSuccess) error = cudaDeviceSynchronize();
+  if (error != cudaSuccess) return std::string("lent_slots: ") + cudaGetErrorString(error);
+  for (const Expert& expert : experts_) (*table_)[expert.index] = expert.word;
   is_lent_ = false;
-  return error == cudaSuccess ? "" : std::string("lent_slots: ") + cudaGetErrorString(error);
+  return "";
 }
 
 }  // namespace strata

@@ -32,7 +32,8 @@ class LentSlots {
 
   // Writes words, which are to be published then. `away`: the tag of experts off the device.
   void Lend(ExpertTag away);
-  // Fills the slots and writes words as they were; no kernel and no copy may be under way.
+  // Fills the slots and writes words as they were; no kernel and no copy may be under way. After an
+  // error they are lent as before.
   std::string GiveBack();
 
  private:

@@ -94,6 +94,7 @@ std::string PeerTiles::SetTaken(std::vector<ExpertRing::Entry> list) {
 PeerTileCall PeerTiles::Own(const PeerTileCall& call) const {
   const Layout at(sizes_);
   PeerTileCall own = call;
+  own.groups.starts = nullptr;  // for who makes the lists
   own.groups.order = reinterpret_cast<int32_t*>(branch_.memory() + at.order);
   own.groups.counts = reinterpret_cast<int32_t*>(branch_.memory() + at.counts);
   own.groups.tiles = reinterpret_cast<ExpertTile*>(branch_.memory() + at.tiles);
@@ -123,7 +124,8 @@ std::string PeerTiles::Fork(const PeerTileCall& call, cudaStream_t stream) {
 }
 
 std::string PeerTiles::Pull(const PeerTileCall& call, const PeerTileCall& to) {
-  const int64_t most = MostTiles(call.num_rows * call.num_active, call.num_experts);
+  const int64_t most =
+      MostTiles(call.num_rows * call.num_active, call.num_experts, call.groups.tile_rows);
   const int64_t values = call.in.values;
   const auto rows = [](const void* from, void* at, int64_t bytes) {
     return PullPiece{from, at, bytes, 1, PullCount::kRows};
@@ -172,7 +174,8 @@ std::string PeerTiles::Compute(const PeerTileCall& call, const PeerTileCall& own
   down.in = up.out;
   const int64_t groups = gate.ring.groups;
   const int64_t tiles =
-      MostTiles(entries, std::min(call.num_experts, (call.num_experts + groups - 1) / groups));
+      MostTiles(entries, std::min(call.num_experts, (call.num_experts + groups - 1) / groups),
+                call.groups.tile_rows);
   std::string error = ring_ == nullptr ? "" : TellRouting(gate, branch_.stream());
   for (int64_t group = 0; group < groups && error.empty(); ++group) {
     const auto range = expert_tiles::RangeOf(call.num_experts, groups, group);
@@ -193,6 +196,7 @@ std::string PeerTiles::Compute(const PeerTileCall& call, const PeerTileCall& own
 std::string PeerTiles::Warm(const ExpertShape& routed) {
   PeerTileCall call = {};
   call.routed = &routed;
+  call.groups.tile_rows = expert_tiles::kTileRows;
   call.num_rows = sizes_.max_rows;
   call.num_active = sizes_.num_active;
   call.num_experts = sizes_.num_experts;

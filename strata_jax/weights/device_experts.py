@@ -204,23 +204,30 @@ class DeviceExperts:
         return tuple(self._native.take_timeline())
 
     def borrow_slots(self) -> None:
-        """Before a program that may use what prompts borrow, other than by `before_tile`."""
+        """Before a program that may use what prompts borrow, other than by `before_tile`.
+
+        Raises:
+            StrataError: if a copy failed.
+        """
         self._is_lent = True
-        self._native.borrow_slots()
+        try:
+            self._native.borrow_slots()
+        except RuntimeError as error:
+            raise StrataError(str(error)) from None
 
     def give_slots_back(self) -> None:
         """Before a window, or whoever looks where experts are: fills slots that a prompt has borrowed.
 
         Raises:
-            StrataError: if a copy failed.
+            StrataError: if a copy failed; the next call tries again.
         """
         if not self._is_lent:
             return
-        self._is_lent = False
         try:
             self._native.give_slots_back()
         except RuntimeError as error:
             raise StrataError(str(error)) from None
+        self._is_lent = False
 
     def take_peer_marks(self) -> tuple[tuple[int, int], ...]:
         """The same of the peer's own timeline, by the clock of its device."""

@@ -8,7 +8,7 @@ import pytest
 
 from strata_jax.config import TierSettings
 from strata_jax.engine.runner import Runner, RunnerOptions
-from strata_jax.errors import UsageError
+from strata_jax.errors import StrataError, UsageError
 from strata_jax.ops.native import Backend
 from strata_jax.weights.budget import CHUNK_SHARE, MIB, StepSizes, chunk_bytes
 from strata_jax.weights.pack import open_pack
@@ -208,6 +208,17 @@ def test_lost_copies_cost_time_only_and_are_counted(pack, backend, prompt, expec
     assert counters["experts_streamed"] == away
 
 
+def fail_to_fill_slots(runner: Runner, prompt: np.ndarray) -> None:
+    """Leaves a prompt's slots lent: whoever looks next at experts tries again."""
+    read(runner, prompt, windows=0)
+    library = runner.options.backend.library
+    library.set_copy_limit(4096)  # less than an expert has
+    for _ in range(2):
+        with pytest.raises(StrataError, match="lent_slots: invalid argument"):
+            runner.read_window(np.asarray([0], np.int32))
+    library.set_copy_limit(2**63)
+
+
 def test_slots_are_borrowed_for_a_large_chunk_and_filled_again(tmp_path):
     """Where memory is short: the same bits in prompts and windows, while other experts change places."""
     sizes = dataclasses.replace(BLOCKY, drafts=0, layers=2, experts=12)
@@ -222,6 +233,7 @@ def test_slots_are_borrowed_for_a_large_chunk_and_filled_again(tmp_path):
         flags = {"expert_cache": 21, "adapt_every": 1, "adapt_swaps": 4}
         runner = make_runner(pack, Backend("emulated"), 2, device_memory_mib=memory, **flags)
         parts = [read(runner, prompt, windows=7), read(runner, prompt)]
+        fail_to_fill_slots(runner, prompt)
         faults, counters = runner.tiers.experts.audit(), runner.tiers.experts.counters()
         prompt_plan, placed = runner.tiers.plan.prompt, runner.tiers.plan.placement
         tiers = runner.tiers.experts.tiers()
@@ -234,7 +246,7 @@ def test_slots_are_borrowed_for_a_large_chunk_and_filled_again(tmp_path):
     assert (tiers[lent] == Tier.PRIMARY).all()
     assert counters["swaps_primary"] > 0
     copied = counters["experts_streamed"] + counters["experts_unrouted"]
-    assert copied == 2 * (placed.count(Tier.HOST) + lent.sum())
+    assert copied == 3 * (placed.count(Tier.HOST) + lent.sum())
     assert faults == []
 
 

@@ -47,6 +47,8 @@ PYBIND11_MODULE(_native_emulated, module) {
   module.def("launches", &emulate::NumLaunches, "Kernels launched since the process began.");
   module.def("set_device_memory", &emulate::SetDeviceMemory, py::arg("bytes"),
              "Size of the device's memory; what is allocated stays.");
+  module.def("set_copy_limit", &emulate::SetCopyLimit, py::arg("bytes"),
+             "Copies of more bytes fail from now on.");
   module.def("set_capability", &emulate::SetCapability, py::arg("major"),
              "Major number of the device's compute capability; 8 at first.");
   module.def("device_bytes", &emulate::DeviceBytes, "Device memory in use.");

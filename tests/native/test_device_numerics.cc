@@ -1,11 +1,12 @@
 // Quantisation and SiLU of the CUDA library, emulated on the CPU, against the scalar kernels: bit
-// for bit.
+// for bit. And which products have wide tiles.
 
 #include <random>
 #include <vector>
 
 #include "common/panel.h"
 #include "cuda/numerics.cuh"
+#include "cuda/ops/expert_wide_tiles.h"
 #include "float_bits.h"
 
 namespace strata {
@@ -92,6 +93,25 @@ void ItComputesSiluAsTheScalarKernels() {
   }
 }
 
+// Where a row begins among all activation rows is kept in 32 bits.
+void ItHasWideTilesWhere32BitsCountAllValues() {
+  using expert_tiles::HasWideDown;
+  using expert_tiles::HasWideGateUp;
+  PanelMatrix m = {};
+  m.rows = m.cols = 640;
+  m.type = GgmlType::kQ8_0;
+  constexpr int64_t kMost = 0x7fffffff;
+  CHECK(!HasWideDown(m, kMost) && !HasWideGateUp(m, m, kMost));
+  emulate::SetCapability(9);
+  CHECK(HasWideDown(m, kMost) && HasWideGateUp(m, m, kMost));
+  CHECK(!HasWideDown(m, kMost + 1) && !HasWideGateUp(m, m, kMost + 1));
+  m.cols = 96;
+  CHECK(!HasWideDown(m, 1) && !HasWideGateUp(m, m, 1));
+  m.cols = 256, m.type = GgmlType::kQ6_K;
+  CHECK(!HasWideDown(m, 1) && !HasWideGateUp(m, m, 1));
+  emulate::SetCapability(8);
+}
+
 }  // namespace
 }  // namespace strata
 
@@ -99,5 +119,6 @@ int main() {
   using namespace strata;
   RUN(ItQuantisesAsTheScalarKernels);
   RUN(ItComputesSiluAsTheScalarKernels);
+  RUN(ItHasWideTilesWhere32BitsCountAllValues);
   return 0;
 }

@@ -4,6 +4,7 @@
 #include "check.h"
 #include "cuda/expert_ring.h"
 #include "cuda/expert_word.h"
+#include "cuda/lent_slots.h"
 #include "cuda/ops/expert_gate.h"
 
 namespace strata {
@@ -95,7 +96,7 @@ RingSizes SizesOf(int64_t num_slots) {
 
 // What a program of all layers does, but for products; returns how many came through the ring.
 // Experts without entries are not looked at.
-int64_t Run(const Model& model, const ExpertRing& ring) {
+int64_t Run(const Model& model, const ExpertRing& ring, int32_t tile_rows = 64) {
   int64_t through_ring = 0;
   for (int64_t layer = 0; layer < kLayers; ++layer) {
     GateArgs args;
@@ -107,6 +108,7 @@ int64_t Run(const Model& model, const ExpertRing& ring) {
     args.homes = model.homes;
     args.num_rows = 128;
     args.num_experts = kExperts;
+    args.tile_rows = tile_rows;
     CHECK_EQ(TellRouting(args, nullptr), "");
     for (int64_t group = 0; group < ring.groups(); ++group) {
       CHECK_EQ(AwaitGroup(args, group, nullptr), "");
@@ -158,6 +160,8 @@ void FewRowsReadOverTheLink() {
   CHECK_EQ(ring.SetList(model.List()), "");
   CHECK_EQ(Run(model, ring), 0);
   CHECK_EQ(model.homes[kReadByTiles], 2u * model.listed);
+  CHECK_EQ(Run(model, ring, 160), 0);  // wide tiles hold an expert's 65 entries
+  CHECK_EQ(model.homes[kReadByTiles], 3u * model.listed);
 }
 
 // Nobody has announced the pass: gates wait once, then read over the link; the next pass is well.
@@ -288,6 +292,34 @@ void APassThatNeverRanIsForgotten() {
   }
 }
 
+// Words that say so earlier would let kernels read slots that hold something else.
+void SlotsStayLentUntilTheyAreFilledAgain() {
+  constexpr int64_t kBig = 2 * kBytes;
+  uint8_t *slots = nullptr, *homes = nullptr;
+  CHECK(cudaMalloc(&slots, 2 * kBig) == cudaSuccess);
+  CHECK(cudaHostAlloc(reinterpret_cast<void**>(&homes), 2 * kBig, 0) == cudaSuccess);
+  std::fill_n(homes, 2 * kBig, uint8_t{7});
+  std::vector<uint64_t> table = {ExpertWord(slots, ExpertTag::kLocal, false),
+                                 ExpertWord(slots + kBig, ExpertTag::kLocal, false)};
+  const std::vector<uint64_t> before = table;
+  LentSlots lent;
+  lent.Add(&table, 0, homes, kBytes);
+  lent.Add(&table, 1, homes + kBig, kBig);
+  lent.Lend(ExpertTag::kHost);
+  const std::vector<uint64_t> away = table;
+  emulate::SetCopyLimit(kBytes);  // the second one's copy fails
+  CHECK(lent.GiveBack() != "");
+  CHECK(lent.is_lent());
+  CHECK(table == away);
+  emulate::SetCopyLimit(SIZE_MAX);
+  CHECK_EQ(lent.GiveBack(), "");
+  CHECK(!lent.is_lent());
+  CHECK(table == before);
+  CHECK(slots[0] == 7 && slots[2 * kBig - 1] == 7);
+  cudaFree(slots);
+  cudaFreeHost(homes);
+}
+
 void GivesEverythingBack() {
   const size_t device = emulate::DeviceBytes(), pinned = emulate::PinnedBytes();
   {
@@ -315,6 +347,7 @@ int main() {
   RUN(RoutingOfALaterPassSkipsNothingThatIsNeeded);
   RUN(ExpertsOfADeviceThatIsNotReachedAreCopiedOrMissed);
   RUN(APassThatNeverRanIsForgotten);
+  RUN(SlotsStayLentUntilTheyAreFilledAgain);
   RUN(GivesEverythingBack);
   return 0;
 }

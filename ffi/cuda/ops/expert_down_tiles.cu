@@ -13,7 +13,7 @@ std::string Run(const TileParams& p, int64_t tiles, cudaStream_t stream) {
 }  // namespace
 
 std::string LaunchDown(const TileParams& p, int64_t tiles, cudaStream_t stream) {
-  if (HasWideDown(p.first)) return LaunchWideDown(p, stream);
+  if (HasWideDown(p.first, DownValues(p))) return LaunchWideDown(p, stream);
   switch (p.first.type) {
 #define STRATA_CASE(name) \
   case GgmlType::k##name: \

@@ -4,34 +4,14 @@
 namespace strata::expert_tiles {
 namespace {
 
-// Types with groups of 32 values: others need two sums for a block.
-#define STRATA_WIDE_TYPES(X) X(Q8_0) X(Q4_K) X(IQ4_NL) X(IQ4_XS) X(IQ3_S)
-
-bool HasType(GgmlType type) {
-  switch (type) {
-#define STRATA_CASE(name) case GgmlType::k##name:
-    STRATA_WIDE_TYPES(STRATA_CASE)
-#undef STRATA_CASE
-    return true;
-    default:
-      return false;
-  }
-}
+using Types = WideTypes<WideDown, DecodeQ8_0, DecodeQ4_K, DecodeIQ4_NL, DecodeIQ4_XS, DecodeIQ3_S>;
 
 }  // namespace
 
-bool HasWideDown(const PanelMatrix& down) { return HasType(down.type) && FitsWide(down); }
+bool HasWideDown(const PanelMatrix& down, int64_t values) { return Types::Have(down, values); }
 
 std::string LaunchWideDown(const TileParams& p, cudaStream_t stream) {
-  switch (p.first.type) {
-#define STRATA_CASE(name) \
-  case GgmlType::k##name: \
-    return wide::LaunchTiles<Decode##name, WideDown>(p, stream);
-    STRATA_WIDE_TYPES(STRATA_CASE)
-#undef STRATA_CASE
-    default:
-      return "a type without wide tiles";
-  }
+  return Types::Launch(p, stream);
 }
 
 }  // namespace strata::expert_tiles

@@ -128,13 +128,6 @@ TileParams Shared(TileParams p, const ExpertFfnArgs& a, bool down) {
   return p;
 }
 
-// Entries of a tile of the routed experts; kernels that take fewer at once take it in parts.
-int TileRowsOf(const ExpertShape& routed) {
-  const bool is_wide = expert_tiles::HasWideGateUp(ViewOf(routed.gate), ViewOf(routed.up)) ||
-                       expert_tiles::HasWideDown(ViewOf(routed.down));
-  return is_wide ? expert_tiles::kWideRows : kTileRows;
-}
-
 int64_t HiddenOf(const ExpertFfnArgs& a) {
   return std::max(a.routed->gate.rows, a.shared_gate->rows);
 }
@@ -174,7 +167,6 @@ struct Call {
     p.groups.counts = reinterpret_cast<int32_t*>(a.workspace + at.counts);
     p.groups.tiles = reinterpret_cast<ExpertTile*>(a.workspace + at.tiles);
     p.groups.first_tiles = reinterpret_cast<int32_t*>(a.workspace + at.first_tiles);
-    p.groups.tile_rows = TileRowsOf(*a.routed);
     p.live = a.live;
     p.num_rows = static_cast<int32_t>(a.num_rows);
     p.num_active = static_cast<int32_t>(a.num_active);
@@ -192,10 +184,23 @@ struct Call {
     gate.stage = a.stage;
     gate.num_rows = p.num_rows;
     gate.num_experts = static_cast<int32_t>(a.num_experts);
+    SetTileRows();
     if (a.peer_tiles == nullptr) return;
     gate.part = expert_tiles::GatePart::kPrimarys;
     gate.taken = a.peer_tiles->taken(a.layer);
     gate.taken_min_rows = a.peer_tiles->taken_min_rows();
+  }
+
+  // Entries of a tile of the routed experts; kernels that take fewer at once take it in parts, and
+  // read the weights for each.
+  void SetTileRows() {
+    const ExpertShape& routed = *a.routed;
+    const bool up = expert_tiles::HasWideGateUp(ViewOf(routed.gate), ViewOf(routed.up),
+                                                expert_tiles::GateUpValues(p));
+    const bool down =
+        expert_tiles::HasWideDown(ViewOf(routed.down), expert_tiles::DownValues(Down()));
+    p.groups.tile_rows = up || down ? expert_tiles::kWideRows : kTileRows;
+    gate.tile_rows = up && down ? expert_tiles::kWideRows : kTileRows;
   }
 
   // Whether experts lie where their words say, all of them in the device's memory.
@@ -250,6 +255,11 @@ struct Call {
     return error.empty() ? a.peer_tiles->Join(stream) : error;
   }
 
+  // Of so many experts.
+  int64_t MostTilesOf(int64_t experts) const {
+    return expert_tiles::MostTiles(entries, experts, p.groups.tile_rows);
+  }
+
   // The shared expert's hidden values come first: they wait for nobody.
   std::string GateUp(int64_t group) const {
     const int64_t most = std::min(a.num_experts, CeilDiv(a.num_experts, a.ring.groups));
@@ -264,8 +274,7 @@ struct Call {
     if (error.empty() && !IsPlain()) error = expert_tiles::AwaitGroup(gate, group, stream);
     if (error.empty()) error = Mark(a.timeline, Phase::kGateUp, stream);
     if (!error.empty()) return error;
-    return expert_tiles::LaunchGateUp(Routed(group, false), expert_tiles::MostTiles(entries, most),
-                                      stream);
+    return expert_tiles::LaunchGateUp(Routed(group, false), MostTilesOf(most), stream);
   }
 
   // Of the slice that begins at p.first_column.
@@ -273,8 +282,7 @@ struct Call {
     const int64_t most = std::min(a.num_experts, CeilDiv(a.num_experts, a.ring.groups));
     const std::string error = Mark(a.timeline, Phase::kDown, stream);
     if (!error.empty()) return error;
-    return expert_tiles::LaunchDown(Routed(group, true), expert_tiles::MostTiles(entries, most),
-                                    stream);
+    return expert_tiles::LaunchDown(Routed(group, true), MostTilesOf(most), stream);
   }
 
   std::string SharedDownAndCombine() const {

@@ -3,7 +3,6 @@
 #include "cuda/bell.cuh"
 #include "cuda/expert_word.h"
 #include "cuda/ops/expert_gate.h"
-#include "cuda/ops/expert_groups.h"
 #include "cuda/reduce.cuh"
 #include "cuda/system_scope.cuh"
 
@@ -123,7 +122,8 @@ __global__ void __launch_bounds__(kGateThreads) GateKernel(const __grid_constant
     a.addresses[e] = address;
     const auto entries = static_cast<uint32_t>(a.counts[e]);
     if (is_linked && !in_ring && entries > 0 && a.homes != nullptr) {
-      atomicAdd(a.homes + kReadByTiles, (entries + kTileRows - 1) / kTileRows);
+      const auto at_once = static_cast<uint32_t>(a.tile_rows);
+      atomicAdd(a.homes + kReadByTiles, (entries + at_once - 1) / at_once);
     }
     const bool is_peers = (word & kTagMask) == static_cast<uint64_t>(ExpertTag::kPeer);
     if (ring.is_far && is_peers && !in_ring) {

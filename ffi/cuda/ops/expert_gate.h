@@ -8,6 +8,7 @@
 #include "cuda/expert_ring.h"
 #include "cuda/file_stage.h"
 #include "cuda/launch.h"
+#include "cuda/ops/expert_groups.h"
 
 namespace strata::expert_tiles {
 
@@ -27,6 +28,7 @@ struct GateArgs {
   StageAt stage;  // of a layer with experts in the file: asked where the ring fails
   int32_t num_rows = 0;
   int32_t num_experts = 0;
+  int32_t tile_rows = kTileRows;  // entries of an expert that are computed at one read of it
 };
 
 // Experts [first, end) of a group.

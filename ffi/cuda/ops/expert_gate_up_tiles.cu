@@ -12,7 +12,7 @@ std::string Run(const TileParams& p, int64_t tiles, cudaStream_t stream) {
 }  // namespace
 
 std::string LaunchGateUp(const TileParams& p, int64_t tiles, cudaStream_t stream) {
-  if (HasWideGateUp(p.first, p.second)) return LaunchWideGateUp(p, stream);
+  if (HasWideGateUp(p.first, p.second, GateUpValues(p))) return LaunchWideGateUp(p, stream);
   if (p.first.type != p.second.type) return Run<AnyType>(p, tiles, stream);
   switch (p.first.type) {
 #define STRATA_CASE(name) \

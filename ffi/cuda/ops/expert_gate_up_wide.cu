@@ -4,36 +4,17 @@
 namespace strata::expert_tiles {
 namespace {
 
-// Types with groups of 32 values: others need two sums for a block.
-#define STRATA_WIDE_TYPES(X) X(Q8_0) X(Q4_K) X(IQ4_XS) X(IQ3_S) X(IQ3_XXS)
-
-bool HasType(GgmlType type) {
-  switch (type) {
-#define STRATA_CASE(name) case GgmlType::k##name:
-    STRATA_WIDE_TYPES(STRATA_CASE)
-#undef STRATA_CASE
-    return true;
-    default:
-      return false;
-  }
-}
+using Types =
+    WideTypes<WideGateUp, DecodeQ8_0, DecodeQ4_K, DecodeIQ4_XS, DecodeIQ3_S, DecodeIQ3_XXS>;
 
 }  // namespace
 
-bool HasWideGateUp(const PanelMatrix& gate, const PanelMatrix& up) {
-  return gate.type == up.type && HasType(gate.type) && FitsWide(gate);
+bool HasWideGateUp(const PanelMatrix& gate, const PanelMatrix& up, int64_t values) {
+  return gate.type == up.type && Types::Have(gate, values);
 }
 
 std::string LaunchWideGateUp(const TileParams& p, cudaStream_t stream) {
-  switch (p.first.type) {
-#define STRATA_CASE(name) \
-  case GgmlType::k##name: \
-    return wide::LaunchTiles<Decode##name, WideGateUp>(p, stream);
-    STRATA_WIDE_TYPES(STRATA_CASE)
-#undef STRATA_CASE
-    default:
-      return "a type without wide tiles";
-  }
+  return Types::Launch(p, stream);
 }
 
 }  // namespace strata::expert_tiles

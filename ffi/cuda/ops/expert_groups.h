@@ -30,9 +30,9 @@ struct Groups {
   int32_t tile_rows;     // that a tile may have, kTileRows or more
 };
 
-// Tiles there can be: each expert's last one may be nearly empty.
-inline int64_t MostTiles(int64_t entries, int64_t num_experts) {
-  return entries / kTileRows + (num_experts < entries ? num_experts : entries);
+// Tiles of up to `tile_rows` entries there can be: each expert's last one may be nearly empty.
+inline int64_t MostTiles(int64_t entries, int64_t num_experts, int64_t tile_rows = kTileRows) {
+  return entries / tile_rows + (num_experts < entries ? num_experts : entries);
 }
 
 // What the entries of a tile are counted in; an expert's word tells its home (expert_word.h).

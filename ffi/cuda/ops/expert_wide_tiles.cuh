@@ -2,6 +2,9 @@
 // decoded once or twice for a whole chunk.
 #pragma once
 
+#include <limits>
+#include <string>
+
 #include "cuda/group_units.h"
 #include "cuda/ops/expert_ffn_tiles.cuh"
 #include "cuda/wide_products.cuh"
@@ -10,8 +13,26 @@ namespace strata::expert_tiles {
 
 static_assert(kWideRows == wide::kMostRows && kColumns == wide::kColumns);
 
-// What both launches ask for, besides their types.
-inline bool FitsWide(const PanelMatrix& m) { return HasGroupUnits() && m.cols % 128 == 0; }
+// The types of a product's kernels: with groups of 32 values, for others need two sums for a block.
+template <typename Product, typename... Decodes>
+struct WideTypes {
+  // A place among the activation values is kept in 32 bits (wide::RowCopies).
+  static bool Have(const PanelMatrix& m, int64_t values) {
+    return ((m.type == Decodes::kType) || ...) && HasGroupUnits() && m.cols % 128 == 0 &&
+           values <= std::numeric_limits<int32_t>::max();
+  }
+  static std::string Launch(const TileParams& p, cudaStream_t stream) {
+    std::string error = "a type without wide tiles";
+    (LaunchFor<Decodes>(p, stream, &error), ...);
+    return error;
+  }
+
+ private:
+  template <typename Decode>
+  static void LaunchFor(const TileParams& p, cudaStream_t stream, std::string* error) {
+    if (p.first.type == Decode::kType) *error = wide::LaunchTiles<Decode, Product>(p, stream);
+  }
+};
 
 // What both products share: those of one tile of entries are taken by blocks next to each other,
 // which read the same rows. The devices that other passes of the compiler are for have none of it.

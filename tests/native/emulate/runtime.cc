@@ -10,6 +10,7 @@
 namespace {
 
 int capability = 8;  // its major number
+size_t copy_limit = SIZE_MAX;
 
 constexpr size_t kAlignment = 256;  // as cudaMalloc's
 constexpr int kDevices = 2;
@@ -85,6 +86,8 @@ void SetDeviceMemory(size_t bytes) {
   const std::lock_guard<std::mutex> lock(TheMemory().mutex);
   TheMemory().total_bytes = bytes;
 }
+
+void SetCopyLimit(size_t bytes) { copy_limit = bytes; }
 
 void SetCapability(int major) { capability = major; }
 
@@ -294,7 +297,8 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   if (bytes == 0) return cudaSuccess;
-  if (!CopyIsRight(to, from, bytes, kind)) return Result(cudaErrorInvalidValue);
+  if (bytes > copy_limit || !CopyIsRight(to, from, bytes, kind))
+    return Result(cudaErrorInvalidValue);
   if (bytes == sizeof(uint64_t) && reinterpret_cast<uintptr_t>(to) % sizeof(uint64_t) == 0) {
     // As a copy engine does: at once, behind all that it copied before.
     uint64_t word;

@@ -121,6 +121,9 @@ namespace emulate {
 // How much memory each device has; 4 GiB at first. What is allocated stays.
 void SetDeviceMemory(size_t bytes);
 
+// Copies of more bytes fail from now on; of none at first.
+void SetCopyLimit(size_t bytes);
+
 // The major number of the device's compute capability; 8 at first.
 void SetCapability(int major);
 
