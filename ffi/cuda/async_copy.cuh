@@ -2,19 +2,18 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
-#include "cuda/launch.h"
+#include "cuda/mma.cuh"
 #include "cuda/segments.cuh"
 
 namespace strata {
 
-// kCount bytes, which the calling thread finds there after cp.async.wait_all.
+// kCount bytes, 4 or 16, which arrive as those of mma.cuh's CopyAsync.
 template <int kCount>
-__device__ __forceinline__ void CopyAsync(unsigned char* to, const uint8_t* from) {
+__device__ __forceinline__ void CopyBytesAsync(unsigned char* to, const uint8_t* from) {
+  static_assert(kCount == 4 || kCount == 16);
 #if defined(STRATA_EMULATE)
-  using Value = std::conditional_t<kCount == 16, uint4, uint32_t>;
-  *reinterpret_cast<Value*>(to) = *reinterpret_cast<const Value*>(from);
+  emulate::CopyAsync(to, from, kCount, true);
 #else
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
   if constexpr (kCount == 16) {
@@ -31,19 +30,13 @@ template <int kWords>
 __device__ __forceinline__ void CopyOwnWords(unsigned char* to, const uint8_t* unit, int lane) {
 #pragma unroll
   for (int c = 0; c < kWords / 4; ++c) {
-    CopyAsync<16>(to + (c * 32 + lane) * 16, unit + (c * 32 + lane) * 16);
+    CopyBytesAsync<16>(to + (c * 32 + lane) * 16, unit + (c * 32 + lane) * 16);
   }
   constexpr int kRest = kWords / 4 * 512;
 #pragma unroll
   for (int i = 0; i < kWords % 4; ++i) {
-    CopyAsync<4>(to + kRest + (i * 32 + lane) * 4, unit + kRest + (i * 32 + lane) * 4);
+    CopyBytesAsync<4>(to + kRest + (i * 32 + lane) * 4, unit + kRest + (i * 32 + lane) * 4);
   }
-}
-
-__device__ __forceinline__ void AwaitOwnCopies() {
-#if !defined(STRATA_EMULATE)
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
 }
 
 // The lane's words of a unit in shared memory.
@@ -126,7 +119,7 @@ class Slot {
 #if !defined(STRATA_EMULATE) && __CUDA_ARCH__ >= 900
     if (by_lanes_) {
       by_lanes_ = false;
-      AwaitOwnCopies();
+      WaitForCopies();
       // What the lanes wrote comes before the next unit, which others write.
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
       return;
@@ -142,7 +135,7 @@ class Slot {
     }
     parity_ ^= 1;
 #else
-    AwaitOwnCopies();
+    WaitForCopies();
 #endif
   }
 

@@ -42,7 +42,9 @@ __device__ __forceinline__ uint64_t AdvanceOperand(uint64_t operand, int bytes) 
 
 // Before the group's first product of registers that it wrote itself.
 __device__ __forceinline__ void GroupFence() {
-#if !defined(STRATA_EMULATE)
+#if defined(STRATA_EMULATE)
+  emulate::GroupFence();
+#else
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
@@ -50,7 +52,9 @@ __device__ __forceinline__ void GroupFence() {
 // What a thread wrote to shared memory, or had copied there, becomes visible to the matrix units;
 // for other threads' after a barrier.
 __device__ __forceinline__ void PublishToUnits() {
-#if !defined(STRATA_EMULATE)
+#if defined(STRATA_EMULATE)
+  emulate::PublishToUnits();
+#else
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
@@ -60,7 +64,7 @@ __device__ __forceinline__ void PublishToUnits() {
 #if defined(STRATA_EMULATE)
 template <int kGroupsOfColumns>
 void BeginGroupMma(int (&d)[kGroupsOfColumns][4], uint64_t rows, uint64_t columns) {
-  emulate::GroupMmaS8(&d[0][0], 8 * kGroupsOfColumns, rows, columns);
+  emulate::BeginGroupMma(&d[0][0], 8 * kGroupsOfColumns, rows, columns);
 }
 #else
 // The operands' numbers follow those of the results, which the text has to count.
@@ -104,7 +108,7 @@ STRATA_GROUP_MMA(80, STRATA_RESULTS_80, "%40", "%41", "%42", STRATA_SUMS(0), STR
 template <int kPending, int kGroupsOfColumns>
 __device__ __forceinline__ void WaitForSums(int (&d)[kGroupsOfColumns][4]) {
 #if defined(STRATA_EMULATE)
-  (void)d;
+  emulate::WaitForSums(&d[0][0], kPending);
 #else
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 #pragma unroll

@@ -1,5 +1,5 @@
 // Matrix units and asynchronous copies: instructions of sm_80 and later, a warp's together, spelled
-// as PTX; emulated where there is no GPU (tests/native/emulate/mma.h).
+// as PTX; emulated where there is no GPU (mma.h and async.h of tests/native/emulate).
 //
 // Fragments of 32 lanes, lane l with g = l / 4 and t = l % 4 (PTX ISA, "Matrix fragments for mma"):
 //   D, C 16 x 8    c[0], c[1]: row g, columns 2t, 2t + 1; c[2], c[3]: row g + 8
@@ -12,6 +12,7 @@
 #include "cuda/numerics.cuh"
 
 #if defined(STRATA_EMULATE)
+#include "emulate/async.h"
 #include "emulate/mma.h"
 #endif
 
@@ -103,7 +104,7 @@ __device__ __forceinline__ void LoadTransposed(uint32_t (&r)[4], const uint8_t* 
 // then. Arrives by WaitForCopies, for other threads after a barrier.
 __device__ __forceinline__ void CopyAsync(void* shared, const void* global, bool valid) {
 #if defined(STRATA_EMULATE)
-  emulate::CopyAsync(shared, global, valid);
+  emulate::CopyAsync(shared, global, 16, valid);
 #else
   const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(global),

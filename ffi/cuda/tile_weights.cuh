@@ -6,6 +6,17 @@
 
 namespace strata::tiles {
 
+// Segments of a tile whose weights are on their way to the L2 cache.
+inline constexpr int kSegmentsAhead = 2;
+
+// Copies of a type's code book in a block's shared memory, in at most 16 KiB: there is no room for
+// more beside the stages, of which a multiprocessor has one block's or, smaller ones, two blocks'.
+__host__ __device__ constexpr int BookCopies(GgmlType type) {
+  int copies = GridCopies(type);
+  while (copies > 1 && GridBytes(type, copies) > 16 * 1024) copies /= 2;
+  return copies;
+}
+
 // Bytes added and subtracted without carries from one to the next.
 __device__ __forceinline__ uint32_t AddBytes(uint32_t a, uint32_t b) {
   return ((a & 0x7f7f7f7fu) + (b & 0x7f7f7f7fu)) ^ ((a ^ b) & 0x80808080u);

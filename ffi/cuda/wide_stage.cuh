@@ -15,6 +15,8 @@
 
 namespace strata::wide {
 
+using tiles::BookCopies;
+using tiles::kSegmentsAhead;
 using tiles::kStageValues;
 using tiles::QuantizedRows;
 
@@ -26,16 +28,6 @@ inline constexpr int kColumns = 128;  // weight rows
 inline constexpr int kThreads = 512;
 inline constexpr int kMultiplying = 256;
 inline constexpr int kFilling = 128;  // threads that fill a stage
-
-// Copies of a type's code book, in at most 16 KiB.
-__host__ __device__ constexpr int BookCopies(GgmlType type) {
-  int copies = GridCopies(type);
-  while (copies > 1 && GridBytes(type, copies) > 16 * 1024) copies /= 2;
-  return copies;
-}
-
-// Segments whose weights are on their way to the L2 cache.
-inline constexpr int kSegmentsAhead = 2;
 
 // Where things lie in a stage.
 template <Form kForm>
@@ -146,15 +138,16 @@ struct RowCopies {
     for (int i = 0; i < kNumber; ++i) {
       if (first + i * kStep >= count) continue;
       const int32_t value = values[i] + number * kStageValues;
-      CopyAsync<16>(codes + i * kStep * 128,
-                    reinterpret_cast<const uint8_t*>(x.codes) + value + chunk * 16);
+      CopyBytesAsync<16>(codes + i * kStep * 128,
+                         reinterpret_cast<const uint8_t*>(x.codes) + value + chunk * 16);
       const uint32_t block = static_cast<uint32_t>(value) / 32 + b;
       if (chunk < 4) {
-        CopyAsync<4>(scales + i * kStep * 4, reinterpret_cast<const uint8_t*>(x.scales + block));
+        CopyBytesAsync<4>(scales + i * kStep * 4,
+                          reinterpret_cast<const uint8_t*>(x.scales + block));
       } else if (Stage::kHasMinimum) {
         const uint8_t* from = reinterpret_cast<const uint8_t*>(x.sums + 2 * block);
-        CopyAsync<4>(sums + i * kStep * 8, from);
-        CopyAsync<4>(sums + i * kStep * 8 + 4, from + 4);
+        CopyBytesAsync<4>(sums + i * kStep * 8, from);
+        CopyBytesAsync<4>(sums + i * kStep * 8 + 4, from + 4);
       }
     }
   }
@@ -197,6 +190,15 @@ struct Filler {
   using Layout = wide::Layout<Decode>;
   using Stage = typename Layout::Stage;
 
+  static_assert(!tiles::IsSplit(Decode::kForm), "a stage has no factors of half blocks");
+  // A parity tells a barrier's phase from the one before, not from the one before that. Before
+  // stage n a group waits for the end of stage n - kPlaces in the same place; the place's barrier
+  // must be past stage n - 2 kPlaces by then. Stages end in order, and for its last stage, n - g,
+  // the group has seen n - g - kPlaces end: enough where g <= kPlaces. Groups take turns, so g is
+  // 2; between tiles of an odd number of stages it is 1 for the first group, but 3 for the second.
+  // Tiles of types whose blocks are segments have even numbers.
+  static_assert(Layout::kPlaces >= 3 || kInfo<Decode>.block_values == 256);
+
   uint8_t* shared;
   RingPlace<Layout::kPlaces> at = {};  // of the next stage, whichever group fills it
 
@@ -219,7 +221,7 @@ struct Filler {
     DecodeBlock<Decode, 4 * kHalf + 1>(raw, own, thread, stage);
     DecodeBlock<Decode, 4 * kHalf + 2>(raw, own, thread, stage);
     DecodeBlock<Decode, 4 * kHalf + 3>(raw, own, thread, stage);
-    AwaitOwnCopies();
+    WaitForCopies();
     PublishToUnits();
     ArriveAt(Layout::Full(shared) + at.place);
   }

@@ -1,10 +1,12 @@
 // What the emulator of CUDA has of a device (memory, arithmetic, streams), and what it says about
 // kernels that are wrong.
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "check.h"
-#include "cuda/launch.h"
+#include "cuda/async_copy.cuh"
+#include "cuda/group_mma.cuh"
 
 namespace strata {
 namespace {
@@ -130,6 +132,49 @@ void TestWhatCudaLeavesUndefinedIsAnError() {
   CHECK_CONTAINS(Launch(NotInMaskKernel, {dim3(1), dim3(1), 100 * 1024}), "of shared memory");
 }
 
+enum class Without { kNothing, kCopies, kPublication, kFence, kSums, kOwnSums };
+
+// The sum of 32 products of a group, each of rows and columns that are all equal.
+__global__ void GroupKernel(const uint8_t* rows, int* sum, Without without) {
+  STRATA_SHARED(uint8_t, shared);
+  constexpr int kChunks = (64 + 16) * 8;
+  for (int i = threadIdx.x; i < kChunks; i += blockDim.x) {
+    CopyBytesAsync<16>(shared + i * 16, rows);
+  }
+  if (without != Without::kCopies) WaitForCopies();
+  if (without != Without::kPublication) PublishToUnits();
+  __syncthreads();
+  if (without != Without::kFence) GroupFence();
+  int d[2][4];
+  BeginGroupMma(d, GroupOperand(shared, 32), GroupOperand(shared + 64 * 128, 32));
+  if (without == Without::kOwnSums) {
+    WaitForSums<1>(d);
+  } else if (without != Without::kSums) {
+    WaitForSums<0>(d);
+  }
+  sum[threadIdx.x] = d[1][3];
+}
+
+void TestWhatIsBegunAndNotWaitedForIsAnError() {
+  alignas(16) uint8_t rows[16];
+  std::fill_n(rows, 16, uint8_t{3});
+  std::vector<int> sums(128);
+  const auto run = [&](Without without) {
+    return Launch(GroupKernel, {dim3(1), dim3(128), 80 * 128}, rows, sums.data(), without);
+  };
+  for (const uint64_t seed : kOrders) {
+    SetOrder(seed);
+    CHECK_CONTAINS(run(Without::kCopies), "had not waited for this");
+    CHECK_CONTAINS(run(Without::kPublication), "copied and not published");
+    CHECK_CONTAINS(run(Without::kFence), "no fence");
+    CHECK_CONTAINS(run(Without::kSums), "had not waited for this");
+    CHECK_CONTAINS(run(Without::kOwnSums), "that is not waited for");
+    CHECK_EQ(run(Without::kNothing), "");
+    for (const int sum : sums) CHECK_EQ(sum, 32 * 9);
+  }
+  SetOrder(0);
+}
+
 __global__ void ArithmeticKernel(int* ints, unsigned* words, float* floats) {
   ints[0] = __dp4a(static_cast<int>(0x80ff7f01u), static_cast<int>(0x80017f02u), 5);
   words[0] = __dp4a(0x80ff7f01u, 0x80017f02u, 5u);
@@ -249,6 +294,7 @@ int main() {
   RUN(TestWritingPastSharedMemoryIsAnError);
   RUN(TestADeadlockNamesItsPlaces);
   RUN(TestWhatCudaLeavesUndefinedIsAnError);
+  RUN(TestWhatIsBegunAndNotWaitedForIsAnError);
   RUN(TestComputesAsTheDeviceDoes);
   RUN(TestDeviceMemoryHasALimitAndSides);
   RUN(TestStreamsAndEventsAreDone);

@@ -8,6 +8,9 @@
 
 namespace strata::expert_tiles {
 
+using tiles::BookCopies;
+using tiles::kSegmentsAhead;
+
 inline constexpr int kThreads = 256;
 inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kColumns = 128;  // weight rows of a block
@@ -194,15 +197,6 @@ __device__ __forceinline__ void PrefetchSegment(const WeightPanels& w, int segme
   const int blocks = min(8, w.cols / 32 - segment * 8);
   PrefetchUnit(w.bytes[warp] + static_cast<int64_t>(segment) * w.unit_bytes[warp],
                w.unit_bytes[warp] / 8 * blocks, static_cast<int>(threadIdx.x) % 32);
-}
-
-inline constexpr int kSegmentsAhead = 2;
-
-// Copies of a type's code book: two blocks share a multiprocessor.
-__host__ __device__ constexpr int BookCopies(GgmlType type) {
-  int copies = GridCopies(type);
-  while (copies > 1 && GridBytes(type, copies) > 16 * 1024) copies /= 2;
-  return copies;
 }
 
 // The code book behind the two stages.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "emulate/async.h"
 #include "emulate/cuda.h"
 #include "emulate/messages.h"
 
@@ -75,6 +76,7 @@ std::string Block::Run(void (*body)(const void*), const void* context) {
   running_ = true;
   Switch(&caller_, &first.flow, false);
   running_ = false;
+  if (!error_.empty()) ForgetWaits();
   if (num_ended_ != static_cast<int>(threads_.size())) stacks_.GiveBackAll();
   return error_;
 }
@@ -86,6 +88,8 @@ void Block::Entry() {
   Started(&block.caller_);
   for (;;) {
     block.body_(block.context_);
+    const Place* begun = NotWaitedFor();
+    if (begun != nullptr) block.Fail("the thread ended and had not waited for this", *begun);
     block.EndCurrent();
     const int ended = block.current_;
     const int next = block.Next(true);

@@ -32,6 +32,7 @@ class Block {
                     const Place& place);
   void Yield();
   bool running() const { return running_; }
+  int current() const { return current_; }  // the running thread's number
   bool YieldsAtAtomics() const { return seed_ > 1 && running_; }
   uint64_t Random(uint64_t below) { return random_() % below; }
   [[noreturn]] void Fail(const char* what, const Place& place);

@@ -1,9 +1,7 @@
 #include "emulate/mma.h"
 
-#include <algorithm>
 #include <array>
 #include <cstring>
-#include <vector>
 
 #include "emulate/block.h"
 #include "emulate/cuda.h"
@@ -12,10 +10,6 @@ namespace emulate {
 namespace {
 
 constexpr int kLanes = 32;
-
-int ThreadNumber() {
-  return static_cast<int>(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z));
-}
 
 // What the lanes of a warp show each other. Two sets in turn: a lane that is ahead writes into the
 // other one, and cannot be ahead by two, because it waits for all lanes each time.
@@ -34,7 +28,7 @@ std::array<WarpOperands, kMostThreads / kLanes> warps;
 
 // Shows `mine` to the warp's other lanes; returns those of all.
 const std::array<Operands, kLanes>& Show(const Operands& mine, const Place& place) {
-  const int thread = ThreadNumber();
+  const int thread = TheBlock().current();
   WarpOperands& warp = warps[thread / kLanes];
   const int lane = thread % kLanes;
   std::array<Operands, kLanes>& set = warp.sets[warp.calls[lane]++ % 2];
@@ -61,7 +55,7 @@ float Half(uint32_t bits) {
 // 8 words of 4 bytes.
 template <typename Add>
 void ForEachWord(const std::array<Operands, kLanes>& all, const Add& add) {
-  const int lane = ThreadNumber() % kLanes;
+  const int lane = TheBlock().current() % kLanes;
   for (int i = 0; i < 4; ++i) {
     const int row = lane / 4 + i / 2 * 8;
     const int column = lane % 4 * 2 + i % 2;
@@ -72,33 +66,6 @@ void ForEachWord(const std::array<Operands, kLanes>& all, const Add& add) {
     }
   }
 }
-
-struct Copy {
-  void* to;
-  const void* from;
-  bool valid;
-};
-
-struct Copies {
-  std::vector<Copy> begun;     // in order
-  std::vector<size_t> groups;  // how many of them each closed group ends with
-
-  // Makes the first `count`.
-  void Make(size_t count) {
-    for (size_t i = 0; i < count; ++i) {
-      const Copy& copy = begun[i];
-      if (copy.valid) {
-        std::memcpy(copy.to, copy.from, 16);
-      } else {
-        std::memset(copy.to, 0, 16);
-      }
-    }
-    begun.erase(begun.begin(), begun.begin() + static_cast<ptrdiff_t>(count));
-    for (size_t& end : groups) end -= std::min(end, count);
-  }
-};
-
-std::array<Copies, kMostThreads> copies;
 
 }  // namespace
 
@@ -130,7 +97,7 @@ void MmaF16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Pla
 
 void LoadMatrices(uint32_t (&r)[4], const uint8_t* row, Place place) {
   const auto& all = Show({{}, {}, row}, place);
-  const int lane = ThreadNumber() % kLanes;
+  const int lane = TheBlock().current() % kLanes;
   for (int i = 0; i < 4; ++i) {
     std::memcpy(&r[i], all[8 * i + lane / 4].row + lane % 4 * 4, 4);
   }
@@ -138,7 +105,7 @@ void LoadMatrices(uint32_t (&r)[4], const uint8_t* row, Place place) {
 
 void LoadTransposed(uint32_t (&r)[4], const uint8_t* row, Place place) {
   const auto& all = Show({{}, {}, row}, place);
-  const int lane = ThreadNumber() % kLanes;
+  const int lane = TheBlock().current() % kLanes;
   for (int i = 0; i < 4; ++i) {
     uint16_t pair[2];
     for (int k = 0; k < 2; ++k) {
@@ -146,53 +113,6 @@ void LoadTransposed(uint32_t (&r)[4], const uint8_t* row, Place place) {
     }
     std::memcpy(&r[i], pair, 4);
   }
-}
-
-void GroupMmaS8(int* d, int num_columns, uint64_t rows, uint64_t columns) {
-  // A tile begins at a multiple of its 128 bytes a row.
-  const auto word = [](uint64_t operand, int row, int number) {
-    const uint64_t chunk = operand % 128 / 16 + static_cast<uint64_t>(number / 4);
-    const uint64_t at = operand / 128 * 128 + static_cast<uint64_t>(row) * 128 +
-                        ((chunk ^ static_cast<uint64_t>(row)) & 7) * 16;
-    int value;
-    std::memcpy(&value, reinterpret_cast<const uint8_t*>(at) + number % 4 * 4, 4);
-    return value;
-  };
-  const int thread = ThreadNumber() % 128;
-  for (int n = 0; n < num_columns / 2; ++n) {
-    const int e = n % 4;
-    const int row = thread / 32 * 16 + thread % 32 / 4 + e / 2 * 8;
-    const int column = n / 4 * 8 + thread % 4 * 2 + e % 2;
-    d[n] = 0;
-    for (int i = 0; i < 8; ++i) d[n] = __dp4a(word(rows, row, i), word(columns, column, i), d[n]);
-  }
-}
-
-void CopyAsync(void* to, const void* from, bool valid, Place place) {
-  if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
-    Fail("an asynchronous copy that is not aligned to 16 bytes", place);
-  }
-  std::memset(to, 0xff, 16);
-  copies[ThreadNumber()].begun.push_back({to, from, valid});
-}
-
-void WaitForCopies() {
-  Copies& own = copies[ThreadNumber()];
-  own.Make(own.begun.size());
-  own.groups.clear();
-}
-
-void EndCopyGroup() {
-  Copies& own = copies[ThreadNumber()];
-  own.groups.push_back(own.begun.size());
-}
-
-void WaitForGroups(int last) {
-  Copies& own = copies[ThreadNumber()];
-  const int done = static_cast<int>(own.groups.size()) - last;
-  if (done <= 0) return;
-  own.Make(own.groups[done - 1]);
-  own.groups.erase(own.groups.begin(), own.groups.begin() + done);
 }
 
 uint32_t HalfBits(float value) {

@@ -1,0 +1,42 @@
+// What a thread begins and waits for later: copies to shared memory (cuda/mma.cuh,
+// cuda/async_copy.cuh) and products of groups of four warps (cuda/group_mma.cuh).
+//
+// Both are done when they are waited for, the later the better for finding code that does not wait;
+// until then the bytes of a copy are 0xFF, and a product's sums are kNotThere. A thread that ends
+// with something it did not wait for ends the launch with an error. So does a product of bytes that
+// were copied and not published to the matrix units: what a thread stores there by itself cannot be
+// seen, but one fence serves both.
+#pragma once
+
+#include <cstdint>
+
+#include "emulate/sync.h"
+
+namespace emulate {
+
+inline constexpr int kNotThere = 0x5bad5bad;
+
+// `bytes`, 4 or 16, to which both addresses are aligned; zeros where not `valid`.
+void CopyAsync(void* to, const void* from, int bytes, bool valid, Place place = {});
+void WaitForCopies();
+void EndCopyGroup();
+void WaitForGroups(int last);
+
+// What the thread's copies have brought so far is there for the matrix units.
+void PublishToUnits();
+// Registers that the thread has used may be a product's: once before the first product, and after
+// every wait.
+void GroupFence();
+// Begins a product of 64 rows and some columns, d[num_columns / 2]: the operands are addresses of
+// rows of 128 bytes, plus the first byte in a row; read from where cuda/mma.cuh's SwizzledAt puts a
+// row's chunks.
+void BeginGroupMma(int* d, int num_columns, uint64_t rows, uint64_t columns, Place place = {});
+// Waits for all products but the `pending` newest, of which d is none.
+void WaitForSums(const int* d, int pending, Place place = {});
+
+// Where the current thread, which is to end, began what it has not waited for; null if nothing.
+const Place* NotWaitedFor();
+// Forgets what threads have begun, after an error.
+void ForgetWaits();
+
+}  // namespace emulate
