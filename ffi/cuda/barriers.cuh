@@ -5,14 +5,14 @@
 
 #include "cuda/launch.h"
 
+#if defined(STRATA_EMULATE)
+#include "emulate/async.h"
+#endif
+
 namespace strata {
 
 #if defined(STRATA_EMULATE)
-struct Barrier {
-  int32_t expected;
-  int32_t arrived;
-  uint32_t phase;
-};
+using emulate::Barrier;
 #else
 using Barrier = uint64_t;
 #endif
@@ -32,7 +32,7 @@ __device__ __forceinline__ void InitBarrier(Barrier* barrier, int count) {
 // What the thread has done in shared memory is seen by those that wait for this phase.
 __device__ __forceinline__ void ArriveAt(Barrier* barrier) {
 #if defined(STRATA_EMULATE)
-  if (++barrier->arrived == barrier->expected) barrier->arrived = 0, ++barrier->phase;
+  emulate::ArriveAtBarrier(barrier);
 #else
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(
                    static_cast<unsigned>(__cvta_generic_to_shared(barrier)))
@@ -43,7 +43,7 @@ __device__ __forceinline__ void ArriveAt(Barrier* barrier) {
 // Waits until the last phase that has ended has the parity `parity`: 0 for the first, and 1 before.
 __device__ __forceinline__ void AwaitPhase(Barrier* barrier, unsigned parity) {
 #if defined(STRATA_EMULATE)
-  while ((barrier->phase & 1) == parity) emulate::Yield({});
+  emulate::AwaitBarrier(barrier, parity);
 #else
   unsigned done = 0;
   while (done == 0) {

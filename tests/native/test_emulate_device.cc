@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "cuda/async_copy.cuh"
+#include "cuda/barriers.cuh"
 #include "cuda/group_mma.cuh"
 
 namespace strata {
@@ -175,6 +176,32 @@ void TestWhatIsBegunAndNotWaitedForIsAnError() {
   SetOrder(0);
 }
 
+// Half of the threads wait for the others, who are fewer than the barrier expects.
+__global__ void PhaseKernel(int* seen, int expected) {
+  __shared__ Barrier barrier;
+  __shared__ int value;
+  if (threadIdx.x == 0) InitBarrier(&barrier, expected);
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    AwaitPhase(&barrier, 0);
+    seen[threadIdx.x] = value;
+  } else {
+    value = 5;
+    ArriveAt(&barrier);
+  }
+}
+
+void TestAPhaseThatNobodyEndsIsAnError() {
+  std::vector<int> seen(32);
+  for (const uint64_t seed : kOrders) {
+    SetOrder(seed);
+    CHECK_CONTAINS(Launch(PhaseKernel, {dim3(1), dim3(64)}, seen.data(), 33), "what nobody does");
+    CHECK_EQ(Launch(PhaseKernel, {dim3(1), dim3(64)}, seen.data(), 32), "");
+    for (const int value : seen) CHECK_EQ(value, 5);
+  }
+  SetOrder(0);
+}
+
 __global__ void ArithmeticKernel(int* ints, unsigned* words, float* floats) {
   ints[0] = __dp4a(static_cast<int>(0x80ff7f01u), static_cast<int>(0x80017f02u), 5);
   words[0] = __dp4a(0x80ff7f01u, 0x80017f02u, 5u);
@@ -295,6 +322,7 @@ int main() {
   RUN(TestADeadlockNamesItsPlaces);
   RUN(TestWhatCudaLeavesUndefinedIsAnError);
   RUN(TestWhatIsBegunAndNotWaitedForIsAnError);
+  RUN(TestAPhaseThatNobodyEndsIsAnError);
   RUN(TestComputesAsTheDeviceDoes);
   RUN(TestDeviceMemoryHasALimitAndSides);
   RUN(TestStreamsAndEventsAreDone);

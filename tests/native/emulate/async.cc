@@ -157,6 +157,7 @@ void BeginGroupMma(int* d, int num_columns, uint64_t rows, uint64_t columns, Pla
 }
 
 void WaitForSums(const int* d, int pending, Place place) {
+  YieldIfShuffled();
   Waits& own = Own();
   const auto done = static_cast<ptrdiff_t>(own.products.size()) - pending;
   if (done > 0) {
@@ -167,6 +168,16 @@ void WaitForSums(const int* d, int pending, Place place) {
     if (product.d == d) Fail("sums of a product that is not waited for", place);
   }
   own.is_fenced = false;
+}
+
+void ArriveAtBarrier(Barrier* barrier) {
+  if (++barrier->arrived == barrier->expected) barrier->arrived = 0, ++barrier->phase;
+  TheBlock().StopSpinning();
+}
+
+void AwaitBarrier(const Barrier* barrier, unsigned parity, Place place) {
+  while ((barrier->phase & 1) == parity) TheBlock().Spin(place);
+  TheBlock().StopSpinning();
 }
 
 const Place* NotWaitedFor() {

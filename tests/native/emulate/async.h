@@ -1,11 +1,12 @@
 // What a thread begins and waits for later: copies to shared memory (cuda/mma.cuh,
-// cuda/async_copy.cuh) and products of groups of four warps (cuda/group_mma.cuh).
+// cuda/async_copy.cuh) and products of groups of four warps (cuda/group_mma.cuh); and what others
+// do, at barriers in shared memory (cuda/barriers.cuh).
 //
-// Both are done when they are waited for, the later the better for finding code that does not wait;
-// until then the bytes of a copy are 0xFF, and a product's sums are kNotThere. A thread that ends
-// with something it did not wait for ends the launch with an error. So does a product of bytes that
-// were copied and not published to the matrix units: what a thread stores there by itself cannot be
-// seen, but one fence serves both.
+// Copies and products are done when they are waited for, the later the better for finding code that
+// does not wait; until then the bytes of a copy are 0xFF, and a product's sums are kNotThere. A
+// thread that ends with something it did not wait for ends the launch with an error. So does a
+// product of bytes that were copied and not published to the matrix units: what a thread stores
+// there by itself cannot be seen, but one fence serves both.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +34,16 @@ void GroupFence();
 void BeginGroupMma(int* d, int num_columns, uint64_t rows, uint64_t columns, Place place = {});
 // Waits for all products but the `pending` newest, of which d is none.
 void WaitForSums(const int* d, int pending, Place place = {});
+
+struct Barrier {
+  int32_t expected;
+  int32_t arrived;
+  uint32_t phase;
+};
+
+void ArriveAtBarrier(Barrier* barrier);
+// A wait while all of the block's threads wait so ends the launch with an error.
+void AwaitBarrier(const Barrier* barrier, unsigned parity, Place place = {});
 
 // Where the current thread, which is to end, began what it has not waited for; null if nothing.
 const Place* NotWaitedFor();

@@ -60,6 +60,7 @@ void Block::Reset() {
   num_ended_ = 0;
   num_at_barrier_ = 0;
   votes_ = 0;
+  spins_ = 0;
   error_.clear();
 }
 
@@ -194,6 +195,7 @@ void Block::ReleaseBlock() {
 }
 
 BlockVotes Block::SyncBlock(int predicate, const Place& place) {
+  spins_ = 0;
   Thread& thread = threads_[current_];
   if (num_at_barrier_ == 0) {
     barrier_ = &place;
@@ -216,7 +218,16 @@ BlockVotes Block::SyncBlock(int predicate, const Place& place) {
   return result_;
 }
 
-void Block::Yield() { Continue(Next(false)); }
+void Block::Yield() {
+  spins_ = 0;
+  Continue(Next(false));
+}
+
+// All take turns, so each has looked in vain.
+void Block::Spin(const Place& place) {
+  if (++spins_ > static_cast<int>(threads_.size())) Fail("a wait for what nobody does", place);
+  Continue(Next(false));
+}
 
 Block::Group* Block::Arrive(int warp_index, int lane, WarpOp op, unsigned mask,
                             const Place& place) {
@@ -243,6 +254,7 @@ uint64_t Block::SyncWarp(WarpOp op, unsigned mask, uint64_t value, int other, in
   if (width < 1 || width > kLanes || (width & (width - 1)) != 0) {
     Fail("a width that is no power of 2 up to 32", place);
   }
+  spins_ = 0;
   const int self = current_;
   Thread& thread = threads_[self];
   const int warp = self / kLanes;

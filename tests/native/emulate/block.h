@@ -31,6 +31,9 @@ class Block {
   uint64_t SyncWarp(WarpOp op, unsigned mask, uint64_t value, int other, int width,
                     const Place& place);
   void Yield();
+  // Lets others run; an error where all of them do nothing else.
+  void Spin(const Place& place);
+  void StopSpinning() { spins_ = 0; }
   bool running() const { return running_; }
   int current() const { return current_; }  // the running thread's number
   bool YieldsAtAtomics() const { return seed_ > 1 && running_; }
@@ -88,6 +91,7 @@ class Block {
   int num_ended_ = 0;
   int num_at_barrier_ = 0;
   int votes_ = 0;
+  int spins_ = 0;  // by whichever threads, with nothing in between
   BlockVotes result_ = {};
   const Place* barrier_ = nullptr;
   bool running_ = false;
