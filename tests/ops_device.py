@@ -19,6 +19,25 @@ from strata_jax.weights.panels import EXPERT_PARTS, matrix_bytes
 _ON_HOST = (Role.NGRAM_TABLE,)
 
 
+@contextlib.contextmanager
+def emulating(backend: Backend, capability: int, order: int = 0) -> Iterator[None]:
+    """An emulated device of a capability's major number, its threads in some order; a real one as it is.
+
+    Capability 8 has matrix units of warps, 9 of groups of warps. `order` as `set_order` takes it.
+    """
+    if backend.name != "emulated":
+        yield
+        return
+    library = backend.library
+    library.set_capability(capability)
+    library.set_order(order)
+    try:
+        yield
+    finally:
+        library.set_capability(8)
+        library.set_order(0)
+
+
 class DeviceStore:
     """A device's store with the matrices of a call; every other expert lies in the host's memory."""
 

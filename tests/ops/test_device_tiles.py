@@ -5,6 +5,7 @@ bits depend on that row alone.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,7 +18,7 @@ from strata_jax.ops.native import Backend
 from strata_jax.ops.roles import Role
 from strata_jax.ops.unpack_layouts_ref import LAYOUTS
 from tests.ops.test_device import BACKENDS, on_cpu
-from tests.ops_device import device_store, on_device, run_device
+from tests.ops_device import device_store, emulating, on_device, run_device
 from tests.ops_maker import assert_same_bits, changed
 from tests.ops_rules import poison
 
@@ -35,13 +36,10 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture(params=[8, 9])
 def capability(request: pytest.FixtureRequest, backend: Backend) -> Iterator[None]:
-    """An emulated device of either kind: matrix units of warps, or of groups of them."""
-    if backend.name != "emulated":
-        yield  # it is what it is
-        return
-    backend.library.set_capability(request.param)
-    yield
-    backend.library.set_capability(8)
+    """A kind of device, or a kind and an order of threads (`emulating`)."""
+    kind = request.param if isinstance(request.param, tuple) else (request.param,)
+    with emulating(backend, *kind):
+        yield
 
 
 def products(
@@ -170,30 +168,72 @@ def experts(types: tuple[int, int, int], rows: int, live: int, **sizes: int) -> 
     return changed(call, **dead, live=np.int32(live))
 
 
+def experts_chosen(
+    types: tuple[int, int, int], *places: tuple[int, ...], dead: int = 0, **sizes: int
+) -> Call:
+    """`experts` of rows that have a place for each of `places`: some experts, each by so many rows.
+
+    No expert is chosen twice, and the first one by nobody.
+    """
+    rng = np.random.default_rng(len(places))
+    names = itertools.count(1)
+    columns = [np.repeat([next(names) for _ in counts], counts) for counts in places]
+    ids = np.stack([rng.permutation(column) for column in columns], axis=1)
+    live = len(ids)
+    call = experts(types, live + dead, live, num_experts=8, num_experts_active=len(places), **sizes)
+    return changed(call, _1=np.concatenate([ids, call.operands[1][live:]]).astype(np.int32))
+
+
 @pytest.mark.usefixtures("capability")
-@pytest.mark.parametrize(
-    ("type_id", "capability"),
-    [(type_id, 8) for type_id in QUANTISED] + [(type_id, 9) for type_id in WIDE],
-    indirect=["capability"],
-)
+@pytest.mark.parametrize("capability", [8], indirect=True)
+@pytest.mark.parametrize("type_id", QUANTISED)
 def test_computes_experts_of_every_type_as_the_cpu_does(type_id: int, backend: Backend):
     call = experts((type_id, type_id, type_id), rows=66, live=65)
 
     assert_same_bits(on_device(call, backend), on_cpu(call))
 
 
+# Tiles of all sizes that there are products for. IQ4_NL is wide in the second product alone, IQ3_XXS
+# in the first: the other one takes the tiles in parts.
 @pytest.mark.usefixtures("capability")
 @pytest.mark.parametrize(
-    ("types", "capability"),
+    ("type_id", "capability"),
     [
-        ((21, 8, 20), 8),
-        ((21, 8, 20), 9),
-        ((12, 14, 10), 8),
-        ((F32, F32, F32), 8),
-        ((8, 8, BF16), 8),
+        (type_id, (9, order))
+        for order, type_id in enumerate(WIDE)  # thread orders, too
     ],
     indirect=["capability"],
 )
+def test_computes_wide_tiles_of_every_size_as_the_cpu_does(type_id: int, backend: Backend):
+    types = (type_id, type_id, type_id)
+    call = experts_chosen(types, (129,), (97, 32), (65, 64), dead=40)
+
+    assert_same_bits(on_device(call, backend), on_cpu(call))
+
+
+# Three tiles of an expert, two, one that is full; the edges between sizes.
+@pytest.mark.usefixtures("capability")
+@pytest.mark.parametrize("capability", [9], indirect=True)
+@pytest.mark.parametrize(
+    "places",
+    [
+        ((321,), (160, 129, 32)),
+        ((161,), (128, 33)),
+        ((159,), (96, 63)),
+    ],
+)
+def test_cuts_an_experts_rows_into_wide_tiles(
+    places: tuple[tuple[int, ...], ...], backend: Backend
+):
+    widths = {"expert_width": 128, "shared_width": 128, "hidden": 128}
+    call = experts_chosen((8, 8, 20), *places, **widths)
+
+    assert_same_bits(on_device(call, backend), on_cpu(call))
+
+
+@pytest.mark.usefixtures("capability")
+@pytest.mark.parametrize("capability", [8], indirect=True)
+@pytest.mark.parametrize("types", [(21, 8, 20), (12, 14, 10), (F32, F32, F32), (8, 8, BF16)])
 def test_computes_experts_of_mixed_types_as_the_cpu_does(
     types: tuple[int, int, int], backend: Backend
 ):
@@ -202,6 +242,7 @@ def test_computes_experts_of_mixed_types_as_the_cpu_does(
     assert_same_bits(on_device(call, backend), on_cpu(call))
 
 
+# Rows of 640 values are five stages: places rotate from tile to tile.
 @pytest.mark.usefixtures("capability")
 @pytest.mark.parametrize(
     ("types", "expert_width", "shared_width", "hidden", "capability"),
@@ -210,7 +251,7 @@ def test_computes_experts_of_mixed_types_as_the_cpu_does(
         ((21, 21, 20), 640, 640, 768, 8),
         ((8, 8, 8), 32, 352, 160, 8),
         ((8, 8, 20), 96, 384, 384, 9),
-        ((8, 8, 20), 128, 128, 128, 9),
+        ((21, 21, 20), 640, 640, 768, 9),
     ],
     indirect=["capability"],
 )
@@ -222,7 +263,7 @@ def test_computes_experts_of_odd_widths_as_the_cpu_does(
     backend: Backend,
 ):
     sizes = {"expert_width": expert_width, "shared_width": shared_width, "hidden": hidden}
-    call = experts(types, rows=70, live=70, **sizes)
+    call = experts_chosen(types, (65,), **sizes)
 
     assert_same_bits(on_device(call, backend), on_cpu(call))
 
@@ -230,7 +271,7 @@ def test_computes_experts_of_odd_widths_as_the_cpu_does(
 @pytest.mark.usefixtures("capability")
 @pytest.mark.parametrize(
     ("live", "capability"),
-    [(0, 8), (1, 8), (63, 8), (200, 8), (0, 9), (130, 9)],
+    [(0, 8), (1, 8), (63, 8), (200, 8), (0, 9)],
     indirect=["capability"],
 )
 def test_leaves_dead_rows_of_experts_alone(live: int, backend: Backend):
@@ -239,16 +280,9 @@ def test_leaves_dead_rows_of_experts_alone(live: int, backend: Backend):
     assert_same_bits(on_device(call, backend), on_cpu(call))
 
 
-# Of wide tiles all sizes, and two.
-@pytest.mark.usefixtures("capability")
-@pytest.mark.parametrize(
-    ("rows", "capability"),
-    [(150, 8), (90, 9), (125, 9), (150, 9), (170, 9)],
-    indirect=["capability"],
-)
-def test_gives_an_expert_that_all_rows_chose_all_of_them(rows: int, backend: Backend):
-    call = experts((8, 8, 8), rows=rows, live=rows)
-    ids = np.tile(np.array([3, 9, 0, 15], np.int32), (rows, 1))
+def test_gives_an_expert_that_all_rows_chose_all_of_them(backend: Backend):
+    call = experts((8, 8, 8), rows=150, live=150)
+    ids = np.tile(np.array([3, 9, 0, 15], np.int32), (150, 1))
 
     call = changed(call, _1=ids)
     assert_same_bits(on_device(call, backend), on_cpu(call))

@@ -28,7 +28,11 @@ using tiles::RoundUp;
 
 // Entries' rows of a slice, in bytes, and slices: what is written there is read again soon, but
 // each slice ends with blocks that wait for the last one.
+#if defined(STRATA_EMULATE)
+constexpr int64_t kSliceBytes = int64_t{256} << 10;  // tests have few entries
+#else
 constexpr int64_t kSliceBytes = int64_t{64} << 20;
+#endif
 constexpr int64_t kMostSlices = 4;
 constexpr int kCombineThreads = 128;
 
