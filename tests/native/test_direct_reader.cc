@@ -1,6 +1,7 @@
 // Tests of ffi/weights/direct_reader.h with an engine that answers as each test says. Built and run
 // by tests/native/run.
 
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 
@@ -112,10 +113,8 @@ void GivesUpOnADiskThatDoesNotAnswerAndStartsAnew() {
   const auto script = Normal();
   script->hangs = [](int n) { return n == 5; };
   DirectReader reader = Reader(script, 200);
-  const auto start = std::chrono::steady_clock::now();
   int arrived = 0;
   const auto fault = ReadChecked(&reader, Pages(8), &arrived);
-  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
   CHECK(fault.has_value());
   CHECK_EQ(fault->error, ETIMEDOUT);
   CHECK_EQ(fault->read, 5);
@@ -128,8 +127,8 @@ void GivesUpOnADiskThatDoesNotAnswerAndStartsAnew() {
 
 void TakesASlowDiskForASlowDisk() {
   const auto script = Normal();
-  script->pause = std::chrono::milliseconds(60);  // 20 of them: six times the time-out
-  DirectReader reader = Reader(script, 200);
+  script->pause = std::chrono::milliseconds(60);  // 20 of them: twice the time-out
+  DirectReader reader = Reader(script, 600);
   int arrived = 0;
   CHECK(!ReadChecked(&reader, Pages(20), &arrived).has_value());
   CHECK_EQ(arrived, 20);
@@ -139,18 +138,18 @@ void EndsWhenItIsCancelled() {
   const auto script = Normal();
   script->hangs = [](int n) { return n == 0; };
   DirectReader reader = Reader(script, 60000);
+  std::atomic<int> arrived{0};
   std::thread canceller([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    while (arrived < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     reader.Cancel();
   });
-  const auto start = std::chrono::steady_clock::now();
-  int arrived = 0;
-  const auto fault = ReadChecked(&reader, Pages(3), &arrived);
-  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
+  const auto fault = reader.Read(Pages(3), [&](int64_t, const uint8_t*) { ++arrived; });
   CHECK(fault.has_value());
-  CHECK_EQ(arrived, 2);
+  CHECK_EQ(fault->error, ECANCELED);
+  CHECK_EQ(arrived.load(), 2);
   canceller.join();
-  CHECK_EQ(ReadChecked(&reader, Pages(3), &arrived)->error, ECANCELED);
+  int more = 0;
+  CHECK_EQ(ReadChecked(&reader, Pages(3), &more)->error, ECANCELED);
 }
 
 void ReportsAnEngineThatCannotBeMade() {

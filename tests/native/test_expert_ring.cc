@@ -1,4 +1,5 @@
 // Experts pass through a ring: each group finds its own, in time or not.
+#include <atomic>
 #include <numeric>
 
 #include "check.h"
@@ -206,15 +207,18 @@ void AGateWaitsForASlowDisk() {
   const Model model;
   RingSizes sizes = SizesOf(4);
   sizes.stager_threads = 1;
-  sizes.patience_ms = 100;
+  sizes.patience_ms = 600;
+  std::atomic<int64_t> made{0};
   ExpertRing ring(sizes, [&](int64_t layer, int64_t expert, int64_t part, uint8_t* slot) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    ++made;
+    std::this_thread::sleep_for(std::chrono::milliseconds(80));
     model.Maker()(layer, expert, part, slot);
   });
   CHECK_EQ(ring.SetList(model.List(2)), "");
   CHECK_EQ(ring.BeginPass(), "");
   CHECK_EQ(Run(model, ring), model.listed);
   CHECK_EQ(ring.counts().given_up, 0);
+  CHECK(80 * made > sizes.patience_ms);
 }
 
 // Slots of experts that no row has chosen come back without a copy, as far as copies are not ahead.
