@@ -20,6 +20,17 @@ std::string PeerBranch::Failed(const std::string& what, cudaError_t error) const
   return std::string(where_) + ": " + what + ": " + cudaGetErrorString(error);
 }
 
+std::string PeerBranch::Short(const std::string& what, int64_t bytes, cudaError_t error) const {
+  size_t free_bytes = 0, total = 0;
+  int device = 0;
+  cudaGetDevice(&device);
+  cudaMemGetInfo(&free_bytes, &total);
+  return std::string(where_) + ": " + what + " of " + std::to_string(bytes >> 20) +
+         " MiB failed (" + cudaGetErrorString(error) + "); device " + std::to_string(device) +
+         " has " + std::to_string(free_bytes >> 20) + " of " + std::to_string(total >> 20) +
+         " MiB free";
+}
+
 std::string PeerBranch::Allocate(int64_t bytes) {
   cudaError_t error = cudaEventCreateWithFlags(&fork_, cudaEventDisableTiming);
   if (error != cudaSuccess) return Failed("an event", error);
@@ -29,8 +40,7 @@ std::string PeerBranch::Allocate(int64_t bytes) {
   if (error == cudaSuccess) error = cudaEventCreateWithFlags(&join_, cudaEventDisableTiming);
   if (error != cudaSuccess) return Failed("a stream", error);
   error = cudaMalloc(&memory_, bytes);
-  if (error == cudaSuccess) return "";
-  return Failed("memory of " + std::to_string(bytes >> 20) + " MiB", error);
+  return error == cudaSuccess ? "" : Short("the workspace", bytes, error);
 }
 
 void PeerBranch::Release() {

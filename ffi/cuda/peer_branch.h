@@ -43,6 +43,8 @@ class PeerBranch {
 
   // "<where>: <what>: <the error>".
   std::string Failed(const std::string& what, cudaError_t error) const;
+  // The same of `bytes` that are not to be had, with what the current device has.
+  std::string Short(const std::string& what, int64_t bytes, cudaError_t error) const;
 
  private:
   std::string Allocate(int64_t bytes);

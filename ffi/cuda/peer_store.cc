@@ -9,29 +9,22 @@
 namespace strata {
 namespace {
 
-// Where memory is short the numbers are of the device that is current.
-std::string Short(const char* what, int64_t bytes, cudaError_t error) {
-  size_t free_bytes = 0, total = 0;
-  int device = 0;
-  cudaGetDevice(&device);
-  cudaMemGetInfo(&free_bytes, &total);
-  return std::string("peer: ") + what + " of " + std::to_string(bytes >> 20) + " MiB failed (" +
-         cudaGetErrorString(error) + "); device " + std::to_string(device) + " has " +
-         std::to_string(free_bytes >> 20) + " of " + std::to_string(total >> 20) + " MiB free";
-}
-
-std::string Failed(const char* what, cudaError_t error) {
-  return std::string("peer: ") + what + ": " + cudaGetErrorString(error);
+int64_t WorkspaceBytes(const PeerSizes& sizes) {
+  return ExpertFfnWorkspace(sizes.max_rows, sizes.num_active, sizes.num_experts, sizes.width,
+                            sizes.hidden);
 }
 
 }  // namespace
 
 PeerStore::PeerStore(int device, bool through_host, const PeerSizes& sizes)
-    : primary_(0), device_(device), through_host_(through_host), sizes_(sizes) {
+    : primary_(0),
+      through_host_(through_host),
+      sizes_(sizes),
+      branch_("peer", device, WorkspaceBytes(sizes)) {
   cudaGetDevice(&primary_);
   std::string error = AllocateOnPrimary();
   if (error.empty()) {
-    const CurrentDevice current(device_);
+    const CurrentDevice current(device);
     error = current.problem().empty() ? AllocateOnPeer() : "peer: " + current.problem();
   }
   if (error.empty()) return;
@@ -42,13 +35,12 @@ PeerStore::PeerStore(int device, bool through_host, const PeerSizes& sizes)
 PeerStore::~PeerStore() { Release(); }
 
 std::string PeerStore::AllocateOnPrimary() {
-  cudaError_t error = cudaEventCreateWithFlags(&fork_, cudaEventDisableTiming);
-  if (error != cudaSuccess) return Failed("an event", error);
+  cudaError_t error = cudaSuccess;
   const int64_t x_bytes = sizes_.max_rows * sizes_.width * 4;
   const int64_t row_bytes = x_bytes * sizes_.num_active;
   if (!through_host_) {
     error = cudaMalloc(&rows_, row_bytes);
-    return error == cudaSuccess ? "" : Short("memory for rows", row_bytes, error);
+    return error == cudaSuccess ? "" : branch_.Short("memory for rows", row_bytes, error);
   }
   const auto pinned = [&](auto** address, int64_t bytes) {
     if (error == cudaSuccess) {
@@ -60,22 +52,17 @@ std::string PeerStore::AllocateOnPrimary() {
   pinned(&on_host_.words, sizes_.max_rows * sizes_.num_active * 8);
   pinned(&on_host_.live, 4);
   pinned(&rows_, row_bytes);
-  return error == cudaSuccess ? "" : Failed("page-locked memory for rows", error);
+  return error == cudaSuccess ? "" : branch_.Failed("page-locked memory for rows", error);
 }
 
 std::string PeerStore::AllocateOnPeer() {
-  cudaError_t error = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
-  if (error == cudaSuccess) error = cudaEventCreateWithFlags(&join_, cudaEventDisableTiming);
-  if (error != cudaSuccess) return Failed("a stream", error);
+  cudaError_t error = cudaSuccess;
   std::string problem;
   const auto take = [&](const char* what, auto** address, int64_t bytes) {
     if (error != cudaSuccess || bytes == 0) return;
     error = cudaMalloc(address, bytes);
-    if (error != cudaSuccess) problem = Short(what, bytes, error);
+    if (error != cudaSuccess) problem = branch_.Short(what, bytes, error);
   };
-  take("the workspace", &workspace_,
-       ExpertFfnWorkspace(sizes_.max_rows, sizes_.num_active, sizes_.num_experts, sizes_.width,
-                          sizes_.hidden));
   take("memory for a window's rows", &inputs_.x, sizes_.max_rows * sizes_.width * 4);
   const int64_t entries = sizes_.max_rows * sizes_.num_active;
   take("memory for a window's words", &inputs_.words, entries * 8);
@@ -90,25 +77,22 @@ std::string PeerStore::AllocateOnPeer() {
   if (error == cudaSuccess) {
     error = cudaMemcpy(entries_, numbers.data(), entries * 4, cudaMemcpyHostToDevice);
   }
-  return error == cudaSuccess ? "" : Failed("the first write", error);
+  return error == cudaSuccess ? "" : branch_.Failed("the first write", error);
 }
 
 void PeerStore::Release() {
   tiles_ = nullptr;
   attention_ = nullptr;
   timeline_ = nullptr;
-  const CurrentDevice current(device_);
+  const CurrentDevice current(device());
   if (current.problem().empty()) {
     cudaDeviceSynchronize();  // a step may still be in flight
-    if (join_ != nullptr) cudaEventDestroy(join_);
-    if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
-  for (void* memory : {static_cast<void*>(arena_), static_cast<void*>(entries_),
-                       static_cast<void*>(workspace_), static_cast<void*>(inputs_.x),
-                       static_cast<void*>(inputs_.words), static_cast<void*>(inputs_.live)}) {
+  for (void* memory :
+       {static_cast<void*>(arena_), static_cast<void*>(entries_), static_cast<void*>(inputs_.x),
+        static_cast<void*>(inputs_.words), static_cast<void*>(inputs_.live)}) {
     cudaFree(memory);
   }
-  if (fork_ != nullptr) cudaEventDestroy(fork_);
   if (!through_host_) {
     cudaFree(rows_);
     return;
@@ -124,7 +108,7 @@ std::string PeerStore::OpenTiles(const PeerTileSizes& sizes) {
     return "peer: it computes rows of prompts only where devices reach each other's memory";
   }
   try {
-    tiles_ = std::make_unique<PeerTiles>(device_, sizes);
+    tiles_ = std::make_unique<PeerTiles>(device(), sizes);
   } catch (const std::runtime_error& error) {
     return error.what();
   }
@@ -136,7 +120,7 @@ std::string PeerStore::OpenAttention(const PeerAttentionSizes& sizes) {
     return "peer: it takes rows of attention only where devices reach each other's memory";
   }
   try {
-    attention_ = std::make_unique<PeerAttention>(device_, sizes);
+    attention_ = std::make_unique<PeerAttention>(device(), sizes);
   } catch (const std::runtime_error& error) {
     return error.what();
   }
@@ -144,7 +128,7 @@ std::string PeerStore::OpenAttention(const PeerAttentionSizes& sizes) {
 }
 
 std::string PeerStore::OpenTimeline(int64_t capacity) {
-  const CurrentDevice current(device_);
+  const CurrentDevice current(device());
   try {
     timeline_ = std::make_unique<Timeline>(capacity);
   } catch (const std::runtime_error& error) {
@@ -157,7 +141,7 @@ std::string PeerStore::OpenTimeline(int64_t capacity) {
 
 std::vector<std::pair<uint64_t, uint64_t>> PeerStore::TakeTimeline() {
   if (timeline_ == nullptr) return {};
-  const CurrentDevice current(device_);
+  const CurrentDevice current(device());
   return timeline_->Take();
 }
 
@@ -179,24 +163,16 @@ std::string PeerStore::Fork(const ExpertFfnArgs& window, cudaStream_t stream) {
     if (!error.empty()) return error;
     from = on_host_.inputs();
   }
-  cudaError_t error = cudaEventRecord(fork_, stream);
-  if (error == cudaSuccess) error = cudaStreamWaitEvent(stream_, fork_, 0);
-  if (error != cudaSuccess) return Failed("the fork", error);
-  const CurrentDevice current(device_);
+  std::string error = branch_.Fork(stream);
+  if (!error.empty()) return error;
+  const CurrentDevice current(device());
   if (!IsNear()) {
-    const std::string problem = copy(from, false, inputs_, stream_);
-    if (!problem.empty()) return problem;
+    error = copy(from, false, inputs_, branch_.stream());
+    if (!error.empty()) return error;
     from = inputs_.inputs();
   }
-  const std::string problem = Compute(window, from);
-  if (!problem.empty()) return problem;
-  error = cudaEventRecord(join_, stream_);
-  return error == cudaSuccess ? "" : Failed("the join", error);
-}
-
-std::string PeerStore::Join(cudaStream_t stream) {
-  const cudaError_t error = cudaStreamWaitEvent(stream, join_, 0);
-  return error == cudaSuccess ? "" : Failed("the join", error);
+  error = Compute(window, from);
+  return error.empty() ? branch_.End() : error;
 }
 
 std::string PeerStore::Compute(const ExpertFfnArgs& window, const WindowInputs& inputs) {
@@ -205,7 +181,7 @@ std::string PeerStore::Compute(const ExpertFfnArgs& window, const WindowInputs& 
   args.ids = inputs.ids == nullptr ? entries_ : inputs.ids;
   args.live = inputs.live;
   args.experts = inputs.words;
-  args.workspace = workspace_;
+  args.workspace = branch_.memory();
   args.rows = rows_;
   args.weights = args.shared_weights = nullptr;
   args.y = nullptr;
@@ -215,18 +191,18 @@ std::string PeerStore::Compute(const ExpertFfnArgs& window, const WindowInputs& 
   args.homes = nullptr;
   args.mailbox = {};
   args.latch = {};
-  const std::string error = ExpertGateUp(args, stream_);
-  return error.empty() ? ExpertDown(args, stream_) : error;
+  const std::string error = ExpertGateUp(args, branch_.stream());
+  return error.empty() ? ExpertDown(args, branch_.stream()) : error;
 }
 
 std::string PeerStore::Warm(const ExpertFfnArgs& window) {
-  const CurrentDevice current(device_);
+  const CurrentDevice current(device());
   std::string error = CopyInputs(inputs_.inputs(), true, inputs_, window.num_rows,
-                                 window.num_active, window.width, stream_);
+                                 window.num_active, window.width, branch_.stream());
   if (error.empty()) error = Compute(window, inputs_.inputs());
   if (!error.empty()) return error;
-  const cudaError_t done = cudaStreamSynchronize(stream_);
-  return done == cudaSuccess ? "" : Failed("its kernels", done);
+  const cudaError_t done = cudaStreamSynchronize(branch_.stream());
+  return done == cudaSuccess ? "" : branch_.Failed("its kernels", done);
 }
 
 }  // namespace strata

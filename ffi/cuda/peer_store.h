@@ -25,6 +25,7 @@
 #include "cuda/launch.h"
 #include "cuda/ops/expert_ffn.h"
 #include "cuda/peer_attention.h"
+#include "cuda/peer_branch.h"
 #include "cuda/peer_inputs.h"
 #include "cuda/peer_tiles.h"
 
@@ -47,11 +48,11 @@ class PeerStore {
   PeerStore(const PeerStore&) = delete;
   PeerStore& operator=(const PeerStore&) = delete;
 
-  int device() const { return device_; }
+  int device() const { return branch_.device(); }
   // Whether the primary's kernels can read its experts.
-  bool is_reached() const { return device_ == primary_ || !through_host_; }
+  bool is_reached() const { return device() == primary_ || !through_host_; }
   // Whether its experts lie on another device than the primary's.
-  bool is_elsewhere() const { return device_ != primary_; }
+  bool is_elsewhere() const { return device() != primary_; }
   uint8_t* arena() const { return arena_; }
   const PeerSizes& sizes() const { return sizes_; }
   // [max_rows * num_active, width], where the primary finds them: its own memory, or mapped memory
@@ -72,7 +73,7 @@ class PeerStore {
   // Enqueues what the peer does for `window`, whose `stream` is the primary's.
   std::string Fork(const ExpertFfnArgs& window, cudaStream_t stream);
   // Makes the stream wait for the rows of the last fork.
-  std::string Join(cudaStream_t stream);
+  std::string Join(cudaStream_t stream) { return branch_.Join(stream); }
 
   // Runs the kernels of such a window once, without rows: a kernel's code is loaded at its first
   // use, which is no work for a stream that is captured.
@@ -83,18 +84,14 @@ class PeerStore {
   std::string AllocateOnPeer();
   void Release();
   // Whether the primary's operands are in its own memory.
-  bool IsNear() const { return device_ == primary_ && !through_host_; }
+  bool IsNear() const { return device() == primary_ && !through_host_; }
   std::string Compute(const ExpertFfnArgs& window, const WindowInputs& inputs);
 
   int primary_;
-  int device_;
   bool through_host_;
   PeerSizes sizes_;
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t fork_ = nullptr;  // the primary's
-  cudaEvent_t join_ = nullptr;
+  PeerBranch branch_;  // its memory is the kernels' workspace
   uint8_t* arena_ = nullptr;
-  unsigned char* workspace_ = nullptr;
   WindowRoom inputs_ = {};      // the peer's
   int32_t* entries_ = nullptr;  // 0, 1, 2 and so on: the entries' numbers in inputs_.words
   WindowRoom on_host_ = {};     // mapped; null where devices reach each other's memory
