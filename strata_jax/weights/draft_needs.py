@@ -80,9 +80,12 @@ def draft_needs(
     sizes = draft_sizes(config, settings, max_context, kv, one_tile)
     cells = sizes.num_cells * cell_bytes(config, draft_kv(kv))
     row = config.num_streams * config.hidden * _FLOAT
+    read = RING_WINDOWS * steps.window_rows
+    if platform == "cpu":  # rows wait until drafts are wanted; then a tile takes them
+        read = min(steps.tile_rows, BLOCK_ROWS) + steps.tile_rows
     return DraftNeeds(
         weight_bytes=weights,
-        xla_bytes=cells * (2 if sizes.step else 1) + (4 + RING_WINDOWS) * steps.window_rows * row,
+        xla_bytes=cells * (2 if sizes.step else 1) + (4 * steps.window_rows + read) * row,
         row_bytes=row,
     )
 
