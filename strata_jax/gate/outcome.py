@@ -24,6 +24,7 @@ EXIT_CODES: Mapping[Verdict, int] = {"identical": 0, "not exercised": 5, "differ
 TIERS = ("primary", "peer", "stream", "host", "file")
 COUNTERS = (
     *(f"entries_{tier}" for tier in TIERS),
+    "entries_stream_frac",
     "swaps_primary",
     "swaps_peer",
     "bytes_swapped",

@@ -274,6 +274,7 @@ class DeviceExperts:
             "entries_primary": primary,
             "entries_peer": peer,
             "entries_stream": streamed,
+            "entries_stream_frac": windows,
             "entries_host": host,
             "entries_file": in_file,
             "bytes_swapped": swapped,

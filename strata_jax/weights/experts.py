@@ -158,8 +158,15 @@ class ExpertTiers:
             self._native.start_adapt(self._adapt.swaps, self._adapt.peer_swaps, self._adapt.decay)
 
     def counters(self) -> dict[str, int]:
-        """Totals since the start, or what they were at `close`; see `ffi/weights/expert_tiers.h`."""
-        return self._last_counters or self._native.counters()
+        """Totals since the start, or what they were at `close`; see `ffi/weights/expert_tiers.h`.
+
+        `entries_stream_frac` are those of `entries_stream` that `pcie_frac` chose: on the CPU all, on a
+        GPU those of windows, for tiles stream whatever is not on the card.
+        """
+        if self._last_counters is not None:
+            return self._last_counters
+        counters: dict[str, int] = self._native.counters()
+        return counters | {"entries_stream_frac": counters["entries_stream"]}
 
     def tiers(self) -> np.ndarray:
         """Tier of every expert now, uint8 [L, E]."""
@@ -205,7 +212,7 @@ class ExpertTiers:
         a product; then they are left where they are with all they may look at but the model's file.
         """
         if self._last_counters is None:
-            self._last_counters = self._native.counters()
+            self._last_counters = self.counters()
         self._native.close()
 
 

@@ -83,11 +83,13 @@ def counters(flags: dict[str, str]) -> dict:
     full = cache >= 128
     share = float(flags.get("pcie_frac", 0))
     missed = 0 if full else 100
+    tiles = missed // 10 if cache else 0  # streamed whatever the share is
     from_file = missed // 2 if "resident_budget_gib" in flags else 0
     return {
         "entries_primary": 60 if cache else 0,
         "entries_peer": 20 if peer else 0,
-        "entries_stream": int(missed * share),
+        "entries_stream": int(missed * share) + tiles,
+        "entries_stream_frac": int(missed * share),
         "entries_host": missed - int(missed * share) - from_file,
         "entries_file": from_file,
         "peer_experts_streamed": int(10 * float(flags.get("peer_stream", 0))),

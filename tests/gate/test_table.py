@@ -31,9 +31,9 @@ def test_columns_stand_under_each_other():
     lines = make_table([outcome]).splitlines()
 
     assert [line[: line.index("%")] for line in lines[-3:]] == [
-        "  share 0     37.5 ",
-        "  share 0.5   37.5 ",
-        "  share 1     37.5 ",
+        "  share 0     35.3 ",
+        "  share 0.5   35.3 ",
+        "  share 1     35.3 ",
     ]
 
 

@@ -112,6 +112,7 @@ def test_gives_the_same_bits_wherever_experts_lie(
     np.testing.assert_array_equal(got.view(np.uint32), logits.view(np.uint32))
     if share is not None:
         assert (counters["entries_stream"] > 0) == (share > 0)
+        assert counters["entries_stream_frac"] == counters["entries_stream"]
         assert (counters["entries_host"] > 0) == (share < 1)
     assert (counters["entries_primary"] > 0) == (experts > 0)
     active, layers = pack.config.num_experts_active, pack.config.num_layers
