@@ -20,7 +20,9 @@ _ON_HOST = (Role.NGRAM_TABLE,)
 
 
 @contextlib.contextmanager
-def emulating(backend: Backend, capability: int, order: int = 0) -> Iterator[None]:
+def emulating(
+    backend: Backend, capability: int = 8, order: int = 0, multiprocessors: int = 4
+) -> Iterator[None]:
     """An emulated device of a capability's major number, its threads in some order; a real one as it is.
 
     Capability 8 has matrix units of warps, 9 of groups of warps. `order` as `set_order` takes it.
@@ -31,11 +33,13 @@ def emulating(backend: Backend, capability: int, order: int = 0) -> Iterator[Non
     library = backend.library
     library.set_capability(capability)
     library.set_order(order)
+    library.set_multiprocessors(multiprocessors)
     try:
         yield
     finally:
         library.set_capability(8)
         library.set_order(0)
+        library.set_multiprocessors(4)
 
 
 class DeviceStore:

@@ -37,6 +37,7 @@ def parse_flags() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory_gib", type=int, default=8, help="XLA's share of a GPU")
     parser.add_argument("--spec", type=int, default=None, help="live rows of a window")
+    parser.add_argument("--spec_min_p", type=float, default=None, help="as generate's")
     parser.add_argument("--texts", type=int, default=4, help="of each kind")
     parser.add_argument(
         "--script", default=None, help="PERCENT:DRAFTS[:adapt], several with commas"
@@ -54,6 +55,7 @@ def main() -> None:
             max_context=2048,
             platform=arguments.platform,
             spec=arguments.spec,
+            spec_min_p=arguments.spec_min_p,
             mtp=None if arguments.script else DraftSettings(),
             suffix_draft=1 if arguments.script else 0,  # has programs for drafts
         )

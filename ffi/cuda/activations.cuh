@@ -9,6 +9,15 @@ namespace strata {
 
 inline constexpr int kMostRows = 8;  // activation rows that one pass over a matrix serves
 
+// Activation rows of a block, where the work of one row fills `blocks`. Rows share blocks so that
+// weights are read once, but a block takes longer with every row. Where the card has a
+// multiprocessor for each block of each row, weights are few and lie in the L2 cache, and a row has
+// its own blocks.
+inline int64_t RowsOfBlock(int64_t num_rows, int64_t blocks) {
+  if (num_rows * blocks <= Multiprocessors()) return 1;
+  return num_rows < kMostRows ? num_rows : kMostRows;
+}
+
 // Shared bytes of `rows` quantised rows of `width` values.
 __host__ __device__ constexpr size_t QuantizedBytes(int64_t rows, int64_t width) {
   // Codes, then a scale for every 32, then a sum of codes for every 16.

@@ -51,6 +51,8 @@ PYBIND11_MODULE(_native_emulated, module) {
              "Copies of more bytes fail from now on.");
   module.def("set_capability", &emulate::SetCapability, py::arg("major"),
              "Major number of the device's compute capability; 8 at first.");
+  module.def("set_multiprocessors", &emulate::SetMultiprocessors, py::arg("count"),
+             "The device's multiprocessors; 4 at first.");
   module.def("device_bytes", &emulate::DeviceBytes, "Device memory in use.");
   module.def("pinned_bytes", &emulate::PinnedBytes, "Page-locked host memory in use.");
 }

@@ -19,7 +19,7 @@ from strata_jax.ops.cases import CASES, EMBEDDED, POSITIONED, ROW_OPERANDS, STAT
 from strata_jax.ops.native import Backend
 from strata_jax.ops.roles import Role
 from strata_jax.ops.unpack_layouts_ref import LAYOUTS
-from tests.ops_device import device_store, on_device, run_device
+from tests.ops_device import device_store, emulating, on_device, run_device
 from tests.ops_drafts import ACCEPTANCES, count_rows, drafted, run_certain, run_windows
 from tests.ops_maker import assert_a_step_apart, assert_same_bits, bits, changed, native
 from tests.ops_rules import poison, with_rows
@@ -115,6 +115,19 @@ def test_gives_a_row_the_same_bits_wherever_it_stands(op: str, backend: Backend)
         shuffled = run_device(moved, backend, store)
 
     assert_same_bits(shuffled, tuple(part[order] for part in straight))
+
+
+@pytest.mark.parametrize("kept", [{}, {"default_type": 30, "types": {}}])
+@pytest.mark.parametrize("op", ["hyper_read", "quant_matmul"])
+def test_gives_a_row_the_same_bits_in_blocks_of_its_own(op: str, kept, backend: Backend):
+    """Which rows have where the card has a multiprocessor for each: 6 of 8 live, then all by themselves."""
+    call = changed(small(op, 8, **kept), live=np.int32(6))
+    with device_store(backend, call.matrices) as store:
+        together = run_device(call, backend, store)
+        with emulating(backend, multiprocessors=132):
+            apart = run_device(call, backend, store)
+
+    assert_same_bits(apart, together)
 
 
 @pytest.mark.parametrize(
@@ -284,10 +297,10 @@ def test_passes_nan_on_as_the_cpu_does(backend: Backend):
     assert_same_bits(on_device(call, backend), on_cpu(call))
 
 
-@pytest.mark.parametrize("types", [(30, 30, 30), (0, 0, 0), (30, 0, 30), (0, 30, 8)])
+@pytest.mark.parametrize("types", [(30, 30, 30), (0, 0, 0), (30, 0, 30), (0, 30, 8), (8, 8, 8)])
 @pytest.mark.parametrize(("hidden", "low_rank"), [(256, 64), (288, 352), (2592, 32)])
 @pytest.mark.parametrize("live", [1, 8])
-def test_mixes_streams_by_unquantised_matrices_as_the_cpu_does(
+def test_mixes_streams_as_the_cpu_does(
     types: tuple[int, int, int], hidden: int, low_rank: int, live: int, backend: Backend
 ):
     """Sizes: whole segments of a stream each; segments across streams; more of them than 40."""

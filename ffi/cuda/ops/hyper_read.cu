@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kDownWarps * 32)
   });
   if (num_rows <= 0) return;
   PrefetchUp(p);
-  const int first_row = blockIdx.z * kMostRows;
+  const int first_row = blockIdx.z * p.down_rows;
   const int blocks = min(8, p.down.cols / 32 - segment * 8);
   const QuantizedShared q = QuantizedAt(quantised, kMostRows, 256);
   if (p.down.quantised || (p.injected && p.inject.quantised)) {
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kHeldDownWarps * 32)
     for (int b = 0; b < 8; ++b) {
       if (b < blocks) sum = __fadd_rn(sum, products[(job * 8 + b) * 32 + lane]);
     }
-    const int row = blockIdx.z * kMostRows + job / kHeldPanels;
+    const int row = blockIdx.z * p.down_rows + job / kHeldPanels;
     SumsOf(p, row, panel_of_job)[segment * 32 + lane] = sum;
   }
 }
@@ -243,28 +243,37 @@ __global__ void __launch_bounds__(kHeldUpWarps * 32)
   });
 }
 
-std::string LaunchDown(const HyperReadArgs& a, const HyperParams& p, unsigned groups,
-                       cudaStream_t stream) {
+unsigned Groups(int64_t num_rows, int64_t rows_of_block) {
+  return static_cast<unsigned>((num_rows + rows_of_block - 1) / rows_of_block);
+}
+
+std::string LaunchDown(const HyperReadArgs& a, HyperParams p, cudaStream_t stream) {
   const auto held = [](const DeviceMatrix* m) { return m->type->type == GgmlType::kBF16; };
   const unsigned segments = static_cast<unsigned>(p.down_segments);
   const unsigned panels = static_cast<unsigned>(p.down_panels) + (p.injected ? 1 : 0);
   Shape shape;
   shape.stream = stream;
-  if (held(a.down) && (!p.injected || held(a.inject))) {
-    shape.grid = dim3(segments, (panels + kHeldPanels - 1) / kHeldPanels, groups);
+  const bool holds = held(a.down) && (!p.injected || held(a.inject));
+  const unsigned panels_of_block = holds ? kHeldPanels : kDownWarps;
+  shape.grid = dim3(segments, (panels + panels_of_block - 1) / panels_of_block);
+  const int64_t rows = RowsOfBlock(a.num_rows, int64_t{shape.grid.x} * shape.grid.y);
+  shape.grid.z = Groups(a.num_rows, rows);
+  p.down_rows = static_cast<int32_t>(rows);
+  if (holds) {
     shape.block = dim3(kHeldDownWarps * 32);
     return LaunchOverlapping(HyperDownHeldKernel, shape, p);
   }
-  shape.grid = dim3(segments, (panels + kDownWarps - 1) / kDownWarps, groups);
   shape.block = dim3(kDownWarps * 32);
   shape.shared_bytes = GridSharedBytes(*a.down) + (p.injected ? GridSharedBytes(*a.inject) : 0);
   return LaunchOverlapping(HyperDownKernel, shape, p);
 }
 
-std::string LaunchUp(const HyperReadArgs& a, HyperParams p, unsigned groups, cudaStream_t stream) {
+std::string LaunchUp(const HyperReadArgs& a, HyperParams p, cudaStream_t stream) {
   Shape shape;
   shape.stream = stream;
-  shape.grid = dim3(static_cast<unsigned>(p.width / 32), groups);
+  const int64_t rows = RowsOfBlock(a.num_rows, p.width / 32);
+  shape.grid = dim3(static_cast<unsigned>(p.width / 32), Groups(a.num_rows, rows));
+  p.up_rows = static_cast<int32_t>(rows);
   const int64_t held_bytes = HeldUpBytes(p.num_streams, p.rank);
   if (p.up.type == GgmlType::kBF16 && held_bytes <= kHeldUpMostBytes) {
     shape.block = dim3(kHeldUpWarps * 32);
@@ -325,9 +334,8 @@ std::string HyperRead(const HyperReadArgs& a, cudaStream_t stream) {
   p.down = ViewOf(*a.down);
   if (p.injected) p.inject = ViewOf(*a.inject);
   p.up = ViewOf(*a.up);
-  const unsigned groups = static_cast<unsigned>((a.num_rows + kMostRows - 1) / kMostRows);
-  const std::string error = LaunchDown(a, p, groups, stream);
-  return error.empty() ? LaunchUp(a, p, groups, stream) : error;
+  const std::string error = LaunchDown(a, p, stream);
+  return error.empty() ? LaunchUp(a, p, stream) : error;
 }
 
 }  // namespace strata

@@ -30,7 +30,8 @@ struct HyperParams {
   float inverse_width;    // 1 / D
   float inverse_streams;  // 1 / J
   bool injected;
-  int32_t up_grid_at;  // of up's code book in the second kernel's shared memory
+  int32_t down_rows, up_rows;  // of a block of the first and of the second kernel
+  int32_t up_grid_at;          // of up's code book in the second kernel's shared memory
   PanelMatrix down, inject, up;
 };
 
@@ -139,7 +140,7 @@ __device__ __forceinline__ int NormRows(const HyperParams& p, float* normed, flo
   const int group = threadIdx.x / kNormThreads;
   const int thread = threadIdx.x % kNormThreads;
   const int quads_of_stream = p.width / 4;
-  const int first_row = blockIdx.z * kMostRows;
+  const int first_row = blockIdx.z * p.down_rows;
   const int begin = blockIdx.x * 256;
   const int count = min(256, p.num_streams * p.width - begin);
   const auto first = Divided(begin, p.width);
@@ -166,7 +167,7 @@ __device__ __forceinline__ int NormRows(const HyperParams& p, float* normed, flo
     gamma = FloatsAt(p.norm + own_stream * p.width + own.rest);
     own_beta = p.beta[stream];
   };
-  const int num_rows = min(kMostRows, LiveNow(p) - first_row);
+  const int num_rows = min(p.down_rows, LiveNow(p) - first_row);
   ahead();
   WaitForKernelBefore();
   LetNextKernelBegin();
@@ -312,7 +313,7 @@ template <typename Ahead>
 __device__ __forceinline__ int MixedRows(const HyperParams& p, float* mixed, const Ahead& ahead) {
   const int lane = threadIdx.x % 32;
   const int warps = blockDim.x / 32;
-  const int first_row = blockIdx.y * kMostRows;
+  const int first_row = blockIdx.y * p.up_rows;
   const int panels = p.down_panels + (blockIdx.x == 0 ? 1 : 0);
   auto job = Divided(threadIdx.x / 32, panels);  // a row and a panel
   float sums[kSumsAhead] = {};
@@ -321,7 +322,7 @@ __device__ __forceinline__ int MixedRows(const HyperParams& p, float* mixed, con
              p.down_segments - first, sums);
   };
   // What does not need the first kernel comes before the wait for it.
-  const int num_rows = min(kMostRows, LiveNow(p) - first_row);
+  const int num_rows = min(p.up_rows, LiveNow(p) - first_row);
   ahead();
   // The first row's sums may be read without knowing that it is live: they are not used then.
   bool loaded = job.quotient == 0;
@@ -349,8 +350,8 @@ __device__ __forceinline__ int MixedRows(const HyperParams& p, float* mixed, con
 __device__ __forceinline__ void ClearDeadRows(const HyperParams& p) {
   const int lane = threadIdx.x % 32;
   const int warps = blockDim.x / 32;
-  const int first_row = blockIdx.y * kMostRows;
-  const int last_row = min(first_row + kMostRows, p.num_rows);
+  const int first_row = blockIdx.y * p.up_rows;
+  const int last_row = min(first_row + p.up_rows, p.num_rows);
   const int d = blockIdx.x * 32 + lane;
   // The last warps first: they have the least to do in the mix.
   for (int row = max(first_row, *p.live) + warps - 1 - static_cast<int>(threadIdx.x) / 32;
@@ -370,7 +371,7 @@ struct MixInput {
 };
 
 __device__ __forceinline__ MixInput LoadMixInput(const HyperParams& p, int r, int s) {
-  const int row = min(static_cast<int>(blockIdx.y) * kMostRows + r, p.num_rows - 1);
+  const int row = min(static_cast<int>(blockIdx.y) * p.up_rows + r, p.num_rows - 1);
   const int d = blockIdx.x * 32 + threadIdx.x % 32;
   const int stream = row * p.num_streams + s;
   return {p.streams[stream * p.width + d], p.y[row * p.width + d], p.beta[stream], p.scales[stream],
@@ -386,7 +387,7 @@ __device__ __forceinline__ void Mix(const HyperParams& p, int num_rows, MixInput
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int warps = blockDim.x / 32;
-  const int first_row = blockIdx.y * kMostRows;
+  const int first_row = blockIdx.y * p.up_rows;
   const int d = blockIdx.x * 32 + lane;
   for (int job = warp; job < num_rows * p.num_streams; job += warps) {
     const auto place = Divided(job, p.num_streams);

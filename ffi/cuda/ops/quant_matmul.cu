@@ -16,13 +16,14 @@ using matmul::Slice;
 constexpr int64_t kSharedBudget = 96 * 1024;  // what every supported card gives a block
 constexpr int kGridBudget = 32 * 1024;        // of it for code books, if they can do with less
 
-int GroupRows(int64_t num_rows, int64_t width) {
-  int64_t rows = std::min<int64_t>(num_rows, kMostRows);
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// `segments`: of a launch, each the work of a warp for a row.
+int GroupRows(int64_t num_rows, int64_t width, int64_t segments) {
+  int64_t rows = RowsOfBlock(num_rows, CeilDiv(segments, kWarps));
   while (rows > 1 && QuantizedBytes(rows, width) > 64 * 1024) rows = (rows + 1) / 2;
   return static_cast<int>(rows);
 }
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Blocks of 32 values of a part: float32 has the longest, whose loads come one after the other.
 int PartBlocks(const DeviceMatrix& matrix, Mode mode) {
@@ -76,10 +77,10 @@ Cut CutOf(int64_t num_rows, const Matrices& matrices) {
   const int64_t processors = Multiprocessors();
   const int64_t width = matrices.front()->cols;
   const int64_t segments = CeilDiv(width, 256);
-  cut.group_rows = GroupRows(num_rows, width);
+  for (const DeviceMatrix* matrix : matrices) cut.panels += matrix->panels();
+  cut.group_rows = GroupRows(num_rows, width, cut.panels * segments);
   cut.groups = CeilDiv(num_rows, cut.group_rows);
   for (const DeviceMatrix* matrix : matrices) {
-    cut.panels += matrix->panels();
     if (matrix->quantised()) cut.row_bytes = QuantizedBytes(cut.group_rows, width);
   }
   cut.row_bytes = CeilDiv(cut.row_bytes, 16) * 16;

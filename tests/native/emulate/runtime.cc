@@ -10,6 +10,7 @@
 namespace {
 
 int capability = 8;  // its major number
+int multiprocessors = 4;
 size_t copy_limit = SIZE_MAX;
 
 constexpr size_t kAlignment = 256;  // as cudaMalloc's
@@ -90,6 +91,8 @@ void SetDeviceMemory(size_t bytes) {
 void SetCopyLimit(size_t bytes) { copy_limit = bytes; }
 
 void SetCapability(int major) { capability = major; }
+
+void SetMultiprocessors(int count) { multiprocessors = count; }
 
 size_t MostSharedBytes() { return capability == 9 ? kMostSharedBytes : 99 * 1024; }
 
@@ -187,7 +190,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   if (device < 0 || device >= kDevices) return Result(cudaErrorInvalidDevice);
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
-      *value = 4;
+      *value = multiprocessors;
       break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = static_cast<int>(emulate::MostSharedBytes());

@@ -127,6 +127,9 @@ void SetCopyLimit(size_t bytes);
 // The major number of the device's compute capability; 8 at first.
 void SetCapability(int major);
 
+// 4 at first.
+void SetMultiprocessors(int count);
+
 // Whether kernels may be launched there while the current device is what it is.
 bool IsOnCurrentDevice(cudaStream_t stream);
 
