@@ -83,6 +83,7 @@ class NgramTable:
         cache_bytes: int = ...,
         timeout_s: float = 30.0,
         use_uring: bool = True,
+        name: str = "",
     ) -> None: ...
     @property
     def slot(self) -> int: ...

@@ -50,7 +50,7 @@ DirectRows::DirectRows(DirectRowsOptions options, TableCounters* counters)
       ahead_(options_.make_engine, options_.depth, options_.timeout) {}
 
 std::string DirectRows::Describe(int64_t row, const std::string& what) const {
-  return options_.path + ": row " + std::to_string(row) + " at byte " +
+  return options_.name + ": row " + std::to_string(row) + " at byte " +
          std::to_string(options_.base + row * options_.row_bytes) + " gave: " + what + ", " +
          std::to_string(options_.row_bytes) + " bytes expected";
 }

@@ -33,7 +33,7 @@
 namespace strata {
 
 struct DirectRowsOptions {
-  std::string path;  // for messages
+  std::string name;  // of the file, for messages
   int64_t base = 0;  // byte of the file where row 0 starts
   int64_t num_rows = 0;
   int64_t row_bytes = 0;

@@ -139,7 +139,8 @@ std::string NgramTable::OpenDirect(const NgramTableOptions& options) {
     FallBack(path, "none for this file");
     return "";
   }
-  direct_.emplace(DirectRowsOptions{path, options.offset, num_rows_, row_bytes_, page,
+  const std::string& name = options.name.empty() ? path : options.name;
+  direct_.emplace(DirectRowsOptions{name, options.offset, num_rows_, row_bytes_, page,
                                     options.depth, options.cache_bytes, options.timeout,
                                     ChooseEngine(options, std::move(file), page)},
                   &counters_);

@@ -43,6 +43,7 @@ struct NgramTableOptions {
   int64_t num_cols = 0;                      // C
   const uint8_t* mapped = nullptr;           // row 0 in the mapping
   std::string path;                          // the mapped file
+  std::string name;                          // of it in a step's errors: UTF-8; empty: the path
   int64_t offset = 0;                        // byte of the file where row 0 starts
   int depth = 256;                           // reads in flight (direct)
   int64_t cache_bytes = int64_t{64} << 20;   // of the row cache (direct)

@@ -53,7 +53,7 @@ class TableHandle {
  public:
   TableHandle(const std::string& mode, int64_t type, int64_t num_rows, int64_t num_cols,
               uintptr_t address, const std::string& path, int64_t offset, int depth,
-              int64_t cache_bytes, double timeout_s, bool use_uring) {
+              int64_t cache_bytes, double timeout_s, bool use_uring, const std::string& name) {
     NgramTableOptions options;
     options.mode = ModeOf(mode);
     options.type = FindType(type);
@@ -61,6 +61,7 @@ class TableHandle {
     options.num_cols = num_cols;
     options.mapped = reinterpret_cast<const uint8_t*>(address);
     options.path = path;
+    options.name = name;
     options.offset = offset;
     options.depth = depth;
     options.cache_bytes = cache_bytes;
@@ -148,12 +149,12 @@ void BindNgramTable(py::module_& module) {
   // Local: the CUDA library has this class, too.
   py::class_<TableHandle>(module, "NgramTable", py::module_local())
       .def(py::init<const std::string&, int64_t, int64_t, int64_t, uintptr_t, const std::string&,
-                    int64_t, int, int64_t, double, bool>(),
-           "`path` is bytes where it may not be UTF-8.", py::kw_only(), py::arg("mode"),
-           py::arg("type"), py::arg("num_rows"), py::arg("num_cols"), py::arg("address"),
-           py::arg("path"), py::arg("offset"), py::arg("depth") = 256,
-           py::arg("cache_bytes") = int64_t{64} << 20, py::arg("timeout_s") = 30.0,
-           py::arg("use_uring") = true)
+                    int64_t, int, int64_t, double, bool, const std::string&>(),
+           "`path` is bytes where it may not be UTF-8; `name` stands for it in a step's errors.",
+           py::kw_only(), py::arg("mode"), py::arg("type"), py::arg("num_rows"),
+           py::arg("num_cols"), py::arg("address"), py::arg("path"), py::arg("offset"),
+           py::arg("depth") = 256, py::arg("cache_bytes") = int64_t{64} << 20,
+           py::arg("timeout_s") = 30.0, py::arg("use_uring") = true, py::arg("name") = "")
       .def_property_readonly("slot", &TableHandle::slot)
       .def_property_readonly("mode", &TableHandle::mode, "The mode in use.")
       .def_property_readonly("note",

@@ -52,7 +52,7 @@ def examine(path: Path) -> dict[str, Any]:
         "works": not problems,
         "problems": problems,
         "devices": devices,
-        "tiers": _tiers(sum(device["usable"] for device in devices[1:])),
+        "tiers": _tiers(_usable_gpus(devices)),
         "kernels": _kernels(native, features),
         "speed": _speed(path),
         "cpu": {
@@ -136,7 +136,7 @@ def _gpus(seen: tuple[str, ...]) -> list[dict[str, Any]]:
         library = cuda_library()
     except ImportError as error:
         why = f"this build has no CUDA library ({error}); tools/run builds one where nvcc is"
-        return [{"name": name, "usable": False, "why": why} for name in seen or ("GPU",)]
+        return [_gpu(name, why, is_there=bool(seen)) for name in seen or ("GPU",)]
     machine = library.machine()
     found = []
     for device in machine["devices"]:
@@ -148,10 +148,20 @@ def _gpus(seen: tuple[str, ...]) -> list[dict[str, Any]]:
         )
         fine += _peers(device, len(machine["devices"]))
         problem = device["problem"]
-        found.append({"name": device["name"], "usable": problem is None, "why": problem or fine})
+        found.append(_gpu(device["name"], problem or fine, usable=problem is None))
     if not found:
-        found.append({"name": "GPU", "usable": False, "why": machine["problem"] or "none is here"})
+        found.append(_gpu("GPU", machine["problem"] or "none is here", is_there=bool(seen)))
     return found
+
+
+def _gpu(name: str, why: str, *, usable: bool = False, is_there: bool = True) -> dict[str, Any]:
+    return {"name": name, "usable": usable, "is_there": is_there, "why": why}
+
+
+def _usable_gpus(devices: list[dict[str, Any]]) -> int:
+    """GPUs that a model may run on: none if the first cannot be used, for no other is taken in its place."""
+    gpus = [device["usable"] for device in devices[1:]]
+    return sum(gpus) if gpus and gpus[0] else 0
 
 
 def _peers(device: dict[str, Any], count: int) -> str:

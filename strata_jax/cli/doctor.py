@@ -35,9 +35,7 @@ def run(values: flags.FlagValues, context: Context) -> int:
 def _lines(report: dict[str, Any]) -> list[str]:
     """The report for people, the answer first."""
     if report["works"]:
-        gpus = [device["name"] for device in report["devices"][1:] if device["usable"]]
-        cpu = f"on the CPU, {report['kernels']['used']} kernels"
-        lines = [f"works: on {gpus[0]}; {cpu}, with --platform=cpu" if gpus else f"works: {cpu}"]
+        lines = [_answer(report)]
     else:
         lines = ["does not work:", *(f"  {problem}" for problem in report["problems"])]
     lines += ["", "devices"]
@@ -55,6 +53,19 @@ def _lines(report: dict[str, Any]) -> list[str]:
         lines += ["", title.replace("_", " ")]
         lines += [f"  {key}: {_shown(value)}" for key, value in report[title].items()]
     return lines
+
+
+def _answer(report: dict[str, Any]) -> str:
+    """On what a model runs: on the first GPU, and on the CPU if there is none."""
+    cpu = f"on the CPU, {report['kernels']['used']} kernels"
+    gpus = [device for device in report["devices"][1:] if device["is_there"]]
+    if not gpus:
+        return f"works: {cpu}"
+    first, usable = gpus[0]["name"], [device["name"] for device in gpus if device["usable"]]
+    if gpus[0]["usable"]:
+        return f"works: on {first}; {cpu}, with --platform=cpu"
+    other = f"; CUDA_VISIBLE_DEVICES can put {usable[0]} first" if usable else ""
+    return f"works: {cpu}, with --platform=cpu; {first}, which is taken without it, cannot be used{other}"
 
 
 def _shown(value: Any) -> str:

@@ -91,6 +91,7 @@ class NgramTable:
             BadFileError: if the file cannot be read or is not the one that was mapped.
         """
         info = pack.tensor(TENSOR)
+        path = pack.file.paths[info.shard]
         self._what = f"{shown(info.nbytes)}, {info.shape[1]} rows of {info.type.name}"
         self._view: np.ndarray | None = pack.view(TENSOR)  # keeps the mapping alive
         self._cache_bytes = min(cache_bytes, info.nbytes)
@@ -103,7 +104,9 @@ class NgramTable:
                 num_rows=info.shape[1],
                 num_cols=info.shape[0],
                 address=pack.address(TENSOR),
-                path=os.fsencode(pack.file.paths[info.shard]),
+                path=os.fsencode(path),
+                # An error of a step goes through XLA, which passes UTF-8 on and nothing else.
+                name=os.fsencode(path).decode(errors="backslashreplace"),
                 offset=info.offset,
                 cache_bytes=cache_bytes,
             )

@@ -103,8 +103,21 @@ def test_prints_the_answer_first(report):
 
     assert doctor._lines(result)[0].startswith("works: on the CPU")
 
-    result["devices"].append({"name": "Card", "usable": True, "why": "it is fine"})
+    result["devices"].append(checks._gpu("Card", "it is fine", usable=True))
     assert doctor._lines(result)[0].startswith("works: on Card; on the CPU")
+
+
+def test_says_of_the_first_gpu_that_it_is_taken_though_another_could_be_used(report):
+    result = json.loads(report.out)
+    gpus = [checks._gpu("Old", "built for 90 only"), checks._gpu("New", "it is fine", usable=True)]
+    result["devices"] = [result["devices"][0], *gpus]
+
+    assert doctor._lines(result)[0].endswith(
+        "kernels, with --platform=cpu; Old, which is taken without it, cannot be used; "
+        "CUDA_VISIBLE_DEVICES can put New first"
+    )
+    assert checks._usable_gpus(result["devices"]) == 0
+    assert checks._usable_gpus([result["devices"][0], gpus[1], gpus[0]]) == 1
 
 
 def test_a_broken_library_is_a_line_and_an_exit_code(monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,5 @@
 import errno
+import functools
 import itertools
 import os
 import pathlib
@@ -13,7 +14,7 @@ import pytest
 
 from strata_jax.errors import BadFileError, CapacityError, StrataError
 from strata_jax.model import ngram as model_ngram
-from strata_jax.ops.ngram_rows import ngram_row_ids_ref
+from strata_jax.ops.ngram_rows import ngram_row_ids_ref, ngram_rows
 from strata_jax.weights.ngram_table import (
     TENSOR,
     NgramTable,
@@ -160,6 +161,21 @@ def test_names_row_and_byte_of_a_file_that_was_shortened(own_pack):
         place = f"row 5000 at byte {info.offset + 32 * 5000} gave: the file ends after"
         with pytest.raises(StrataError, match=place):
             table.read_rows(np.array([5000]))
+
+
+def test_names_a_shortened_file_in_a_steps_error_though_its_name_is_not_utf8(tmp_path):
+    path = tmp_path / os.fsdecode(b"caf\xe9.gguf")
+    path.write_bytes(EMBEDDED.read_bytes())
+    with open_pack(path) as pack, NgramTable(pack, "direct", no_report, cache_bytes=0) as table:
+        if not is_direct(table):
+            return  # a mapping that is cut off ends the process
+        with path.open("r+b") as file:
+            file.truncate(pack.tensor(TENSOR).offset)
+        tokens, streams = jnp.full((1, 3), 5, jnp.int32), jnp.zeros((1, 4, 256))
+        assert pack.config.ngram is not None
+        read = functools.partial(ngram_rows, table=table.slot, ngram=pack.config.ngram)
+        with pytest.raises(RuntimeError, match=r"caf\\xe9.gguf: row \d+ at byte"):
+            read(tokens, streams, jnp.int32(1)).block_until_ready()
 
 
 def test_refuses_a_file_that_was_replaced(own_pack):
