@@ -29,39 +29,47 @@ __device__ __noinline__ void DotFloat(const uint8_t* unit, int lane, int blocks,
   FloatBody<kType, kRows>(unit, lane, blocks, rows, first_block, kRows == 1 ? 1 : num_rows, acc);
 }
 
+// Values 4 `four` on.
 template <typename Decode>
-__device__ __noinline__ float Value(const PanelWords& raw, int index) {
-  const int b = index / 32;
+__device__ __noinline__ float4 FourValues(const PanelWords& raw, int four) {
+  const int b = four / 8;
   uint32_t w[Decode::kSecond != 0 ? 16 : 8];
   Decode::Codes(raw, b, GlobalBook{books::Words(Decode::kType)}, w);
-  int code = 0;
+  uint32_t codes = 0, second = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    if (i != index % 32 / 4) continue;
-    code = static_cast<int8_t>(w[i] >> (8 * (index % 4)));
-    if (Decode::kSecond != 0) {
-      code += Decode::kSecond * static_cast<int8_t>(w[8 + i] >> (8 * (index % 4)));
-    }
+    if (i != four % 8) continue;
+    codes = w[i];
+    if (Decode::kSecond != 0) second = w[8 + i];
   }
-  float value = __int2float_rn(Decode::kMultiply * code + Decode::kAdd);
   const BlockScales scales = LoadScales<Decode>(raw, b);
-  const int g = index / 16 % 2;
-  if (Decode::kForm == Form::kSplit || Decode::kForm == Form::kSplitMin) {
-    value = __fmul_rn(__int2float_rn(scales.k[g]), value);
-  }
-  value = __fmul_rn(scales.d, value);
-  if (Decode::kForm == Form::kMin) value = __fadd_rn(value, scales.m);
-  if (Decode::kForm == Form::kSplitMin) {
-    value = __fadd_rn(value, __fmul_rn(scales.m, __int2float_rn(scales.n[g])));
-  }
-  return value;
+  const int g = four / 4 % 2;
+  const auto value_of = [&](int place) {
+    int code = static_cast<int8_t>(codes >> (8 * place));
+    if (Decode::kSecond != 0) code += Decode::kSecond * static_cast<int8_t>(second >> (8 * place));
+    float value = __int2float_rn(Decode::kMultiply * code + Decode::kAdd);
+    if (Decode::kForm == Form::kSplit || Decode::kForm == Form::kSplitMin) {
+      value = __fmul_rn(__int2float_rn(scales.k[g]), value);
+    }
+    value = __fmul_rn(scales.d, value);
+    if (Decode::kForm == Form::kMin) value = __fadd_rn(value, scales.m);
+    if (Decode::kForm == Form::kSplitMin) {
+      value = __fadd_rn(value, __fmul_rn(scales.m, __int2float_rn(scales.n[g])));
+    }
+    return value;
+  };
+  return make_float4(value_of(0), value_of(1), value_of(2), value_of(3));
 }
 
 template <GgmlType kType>
-__device__ __forceinline__ float FloatValue(const PanelWords& raw, int index) {
-  if (kType == GgmlType::kF32) return __uint_as_float(raw[index]);
-  const uint32_t bits = HalfWordAt(raw, 2 * index);
-  return kType == GgmlType::kF16 ? HalfToFloat(bits) : Bf16ToFloat(bits);
+__device__ __forceinline__ float4 FourFloatValues(const PanelWords& raw, int four) {
+  const auto value_of = [&](int place) {
+    const int index = 4 * four + place;
+    if (kType == GgmlType::kF32) return __uint_as_float(raw[index]);
+    const uint32_t bits = HalfWordAt(raw, 2 * index);
+    return kType == GgmlType::kF16 ? HalfToFloat(bits) : Bf16ToFloat(bits);
+  };
+  return make_float4(value_of(0), value_of(1), value_of(2), value_of(3));
 }
 
 }  // namespace
@@ -87,23 +95,24 @@ __device__ void SegmentDot(GgmlType type, const uint8_t* unit, int lane, int blo
   }
 }
 
-__device__ float SegmentValue(GgmlType type, const uint8_t* unit, int lane, int blocks, int index) {
+__device__ float4 FourOfSegment(GgmlType type, const uint8_t* unit, int lane, int blocks,
+                                int four) {
   PanelWords raw = {unit, lane, 0};
   switch (type) {
 #define STRATA_CASE(name)                                         \
   case GgmlType::k##name:                                         \
     raw.chunk_words = SegmentWords<Decode##name>(blocks) / 4 * 4; \
-    return Value<Decode##name>(raw, index);
+    return FourValues<Decode##name>(raw, four);
     STRATA_QUANTISED_TYPES(STRATA_CASE)
 #undef STRATA_CASE
 #define STRATA_CASE(name)  \
   case GgmlType::k##name:  \
     raw.chunk_words = 256; \
-    return FloatValue<GgmlType::k##name>(raw, index);
+    return FourFloatValues<GgmlType::k##name>(raw, four);
     STRATA_FLOAT_TYPES(STRATA_CASE)
 #undef STRATA_CASE
   }
-  return 0.0f;
+  return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
 __device__ const uint32_t* BookWords(GgmlType type) { return books::Words(type); }

@@ -77,7 +77,8 @@ __device__ const uint32_t* BookWords(GgmlType type);
 __device__ void SegmentDot(GgmlType type, const uint8_t* unit, int lane, int blocks,
                            const Rows& rows, int first_block, int num_rows, float* acc);
 
-// Value `index` (0..32 * blocks - 1) of the lane's row, as common/dequantize.cc gives it.
-__device__ float SegmentValue(GgmlType type, const uint8_t* unit, int lane, int blocks, int index);
+// Values 4 `four` on (0..8 * blocks - 1) of the lane's row, as common/dequantize.cc gives them.
+// Their whole block of 32 is decoded, whose codes do not lie as they are used.
+__device__ float4 FourOfSegment(GgmlType type, const uint8_t* unit, int lane, int blocks, int four);
 
 }  // namespace strata

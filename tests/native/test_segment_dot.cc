@@ -217,7 +217,7 @@ void ItUnpacksWhatItPacked() {
   }
 }
 
-void ItReadsSingleValues() {
+void ItReadsValuesByFours() {
   Random random(4);
   for (const TypeInfo& type : kTypes) {
     for (const int cols : ColumnsOf(type)) {
@@ -228,12 +228,15 @@ void ItReadsSingleValues() {
       std::vector<float> expected(static_cast<size_t>(cols));
       for (const int row : {0, 31, 32}) {
         DequantizeRow(matrix, row, expected.data());
-        for (int i = 0; i < cols; ++i) {
+        for (int i = 0; i < cols; i += 4) {
           const uint8_t* unit =
               panels.data() + row / 32 * shape.panel_bytes + i / 256 * shape.unit_bytes;
-          const float got =
-              SegmentValue(type.type, unit, row % 32, BlocksOf(shape, i / 256), i % 256);
-          CheckSame(got, expected[static_cast<size_t>(i)], type.name, "value");
+          const float4 got =
+              FourOfSegment(type.type, unit, row % 32, BlocksOf(shape, i / 256), i % 256 / 4);
+          const float values[] = {got.x, got.y, got.z, got.w};
+          for (int place = 0; place < 4; ++place) {
+            CheckSame(values[place], expected[static_cast<size_t>(i + place)], type.name, "value");
+          }
         }
       }
     }
@@ -248,6 +251,6 @@ int main() {
   RUN(ItGivesTheScalarKernelsBits);
   RUN(ItComputesEveryScaleOfAType);
   RUN(ItUnpacksWhatItPacked);
-  RUN(ItReadsSingleValues);
+  RUN(ItReadsValuesByFours);
   return 0;
 }
