@@ -20,7 +20,7 @@ using Barrier = uint64_t;
 // A phase of the barrier ends with `count` arrivals. By one thread, before a block's barrier.
 __device__ __forceinline__ void InitBarrier(Barrier* barrier, int count) {
 #if defined(STRATA_EMULATE)
-  *barrier = {count, 0, 0};
+  *barrier = {count, 0, 0, 0};
 #else
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(
                    static_cast<unsigned>(__cvta_generic_to_shared(barrier))),

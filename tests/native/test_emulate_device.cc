@@ -8,6 +8,7 @@
 #include "cuda/async_copy.cuh"
 #include "cuda/barriers.cuh"
 #include "cuda/group_mma.cuh"
+#include "cuda/group_mma_floats.cuh"
 
 namespace strata {
 namespace {
@@ -176,6 +177,53 @@ void TestWhatIsBegunAndNotWaitedForIsAnError() {
   SetOrder(0);
 }
 
+enum class Left { kNothing, kBytes, kFence, kEnd, kProducts, kSums };
+
+// Two times 16 products of twos, and 3; without what is left out.
+__global__ void FloatGroupKernel(const uint8_t* operand, float* sum, Left left) {
+  STRATA_SHARED(uint8_t, shared);
+  __shared__ Barrier full;
+  constexpr int kLine = 64 * 16;
+  if (threadIdx.x == 0) InitBarrier(&full, 1);
+  __syncthreads();
+  if (threadIdx.x == 5) {
+    CopyBulk(shared, operand, 2 * kLine, &full);
+    ExpectBytes(&full, 2 * kLine);
+  }
+  if (left != Left::kBytes) AwaitPhase(&full, 0);
+  float d[5][4];
+  for (float (&four)[4] : d) four[0] = four[1] = four[2] = four[3] = 3.0f;
+  if (left != Left::kFence) GroupFence();
+  const uint64_t twos = ColumnsOperand(shared, kLine);
+  BeginGroupMma(d, twos, twos);
+  BeginGroupMma(d, twos, twos);
+  if (left != Left::kEnd) EndProducts();
+  if (left == Left::kSums) d[4][1] = 0.0f;
+  if (left != Left::kProducts) WaitForProducts<0>();
+  sum[threadIdx.x] = d[4][3];
+}
+
+void TestSoAreFloatsAndBulkCopies() {
+  alignas(16) uint16_t twos[2 * 64 * 8];
+  std::fill_n(twos, 2 * 64 * 8, uint16_t{0x4000});
+  std::vector<float> sums(128);
+  const auto run = [&](Left left) {
+    return Launch(FloatGroupKernel, {dim3(1), dim3(128), sizeof(twos)},
+                  reinterpret_cast<const uint8_t*>(twos), sums.data(), left);
+  };
+  for (const uint64_t seed : kOrders) {
+    SetOrder(seed);
+    CHECK_CONTAINS(run(Left::kBytes), "had not waited for this");
+    CHECK_CONTAINS(run(Left::kFence), "no fence");
+    CHECK_CONTAINS(run(Left::kEnd), "had not waited for this");
+    CHECK_CONTAINS(run(Left::kProducts), "had not waited for this");
+    CHECK_CONTAINS(run(Left::kSums), "changed before they were there");
+    CHECK_EQ(run(Left::kNothing), "");
+    for (const float sum : sums) CHECK_EQ(sum, 3.0f + 2 * 16 * 4);
+  }
+  SetOrder(0);
+}
+
 // Half of the threads wait for the others, who are fewer than the barrier expects.
 __global__ void PhaseKernel(int* seen, int expected) {
   __shared__ Barrier barrier;
@@ -322,6 +370,7 @@ int main() {
   RUN(TestADeadlockNamesItsPlaces);
   RUN(TestWhatCudaLeavesUndefinedIsAnError);
   RUN(TestWhatIsBegunAndNotWaitedForIsAnError);
+  RUN(TestSoAreFloatsAndBulkCopies);
   RUN(TestAPhaseThatNobodyEndsIsAnError);
   RUN(TestComputesAsTheDeviceDoes);
   RUN(TestDeviceMemoryHasALimitAndSides);

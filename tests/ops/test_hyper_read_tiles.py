@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ from strata_jax.ops.case_inputs import Call, make_call
 from strata_jax.ops.cases import EMBEDDED, Case
 from strata_jax.ops.native import Backend
 from strata_jax.ops.roles import Role
-from tests.ops_device import device_store, on_device, run_device
+from tests.ops_device import device_store, emulating, on_device, run_device
 from tests.ops_maker import assert_same_bits, changed, native
 from tests.ops_rules import with_rows
 
@@ -31,6 +32,14 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     if chosen.name == "emulated" and not importlib.util.find_spec("strata_jax._native_emulated"):
         pytest.fail("this build has no emulated library: tools/test builds one (STRATA_EMULATE=ON)")
     return chosen
+
+
+@pytest.fixture(params=[8, 9], autouse=True)
+def capability(request: pytest.FixtureRequest, backend: Backend) -> Iterator[None]:
+    """A kind of device, or a kind and an order of threads (`emulating`)."""
+    kind = request.param if isinstance(request.param, tuple) else (request.param,)
+    with emulating(backend, *kind):
+        yield
 
 
 def make(rows: int, hidden: int = 64, low_rank: int = 64) -> Call:
@@ -59,10 +68,22 @@ def assert_agrees(got: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...])
 
 
 @pytest.mark.parametrize(
-    ("hidden", "low_rank"), [(256, 64), (64, 320), (192, 96), (64, 352), (96, 64)]
+    ("hidden", "low_rank", "capability"),
+    [
+        (256, 64, 8),
+        (64, 320, 8),
+        (192, 96, 8),
+        (64, 352, 8),
+        (96, 64, 8),
+        (320, 64, 9),
+        (320, 320, (9, 5)),
+        (192, 96, 9),
+    ],
+    indirect=["capability"],
 )
 def test_gives_what_the_cpu_gives(hidden: int, low_rank: int, backend: Backend):
-    """The last two sizes go to the kernels for windows."""
+    """A rank of 352 and a width of 96 go to the kernels for windows, ranks of 64 and 320 to those of
+    capability 9, whose blocks then have tiles of two columns."""
     call = make(128, hidden, low_rank)
 
     assert_agrees(on_device(call, backend), on_cpu(call))

@@ -4,11 +4,13 @@
 // The first writes the streams and multiplies them by `down`: a block has 64 rows of one stream and
 // all of down's columns, so a value is read once. A stream's 1 / rms is a factor of its whole sum,
 // which is scaled when the stream has been read. The second adds the streams' sums. The third
-// multiplies by `up` and mixes. No sum depends on the number of rows or on a row's place.
+// multiplies by `up` and mixes. No sum depends on the number of rows or on a row's place. Devices
+// with group instructions have kernels of their own (hyper_read_wide.h).
 #include <algorithm>
 
 #include "cuda/ops/hyper_read_tiles.h"
 #include "cuda/ops/hyper_read_tiles_up.cuh"
+#include "cuda/ops/hyper_read_wide.h"
 
 namespace strata {
 namespace {
@@ -121,6 +123,7 @@ std::string HyperReadTiles(const HyperReadArgs& a, cudaStream_t stream) {
   p.sums = p.injected + a.num_rows * kStreams * kStreams;
   p.mixed =
       reinterpret_cast<unsigned char*>(a.workspace + ScalesAndSums(a.num_rows, kStreams, p.rank));
+  if (HasWideHyperRead(p.rank)) return LaunchWideHyperRead(p, stream);
   const std::string error = p.rank <= kFewRank ? LaunchDown<kFewRank / 32>(p, stream)
                                                : LaunchDown<kMostRank / 32>(p, stream);
   return error.empty() ? LaunchRest(p, stream) : error;

@@ -7,6 +7,7 @@
 
 #include "emulate/block.h"
 #include "emulate/cuda.h"
+#include "emulate/float_products.h"
 
 namespace emulate {
 namespace {
@@ -31,8 +32,9 @@ struct Waits {
   std::vector<Copy> copies;       // in order
   std::vector<size_t> groups;     // how many of them each closed group ends with
   std::vector<Product> products;  // in order
-  Place newest;                   // where it began the newest of these
-  uint32_t publications = 1;      // since the process began
+  FloatProducts floats;
+  Place newest;               // where it began the newest of these
+  uint32_t publications = 1;  // since the process began
   bool is_fenced = false;
 
   // Makes the first `count` copies.
@@ -86,12 +88,7 @@ struct Values {
 
   Values(uint64_t operand, int row, const Place& place) {
     for (int i = 0; i < 2; ++i) {
-      const uint64_t at = ChunkAt(operand, row, i);
-      const Origin* origin = OriginOf(at);
-      if (origin != nullptr && origin->publications == waits[origin->thread].publications) {
-        Fail("a product of bytes that were copied and not published to the units", place);
-      }
-      std::memcpy(words + 4 * i, reinterpret_cast<const void*>(at), kChunk);
+      std::memcpy(words + 4 * i, ForUnits(ChunkAt(operand, row, i), place), kChunk);
     }
   }
 };
@@ -170,14 +167,27 @@ void WaitForSums(const int* d, int pending, Place place) {
   own.is_fenced = false;
 }
 
-void ArriveAtBarrier(Barrier* barrier) {
-  if (++barrier->arrived == barrier->expected) barrier->arrived = 0, ++barrier->phase;
-  TheBlock().StopSpinning();
+const void* ForUnits(uint64_t address, const Place& place) {
+  const Origin* origin = OriginOf(address);
+  if (origin != nullptr && origin->publications == waits[origin->thread].publications) {
+    Fail("a product of bytes that were copied and not published to the units", place);
+  }
+  return reinterpret_cast<const void*>(address);
 }
 
-void AwaitBarrier(const Barrier* barrier, unsigned parity, Place place) {
-  while ((barrier->phase & 1) == parity) TheBlock().Spin(place);
-  TheBlock().StopSpinning();
+void BeginGroupMma(float* d, int num_columns, uint64_t rows, uint64_t columns, Place place) {
+  Waits& own = Own();
+  if (!own.is_fenced) Fail("a product with no fence behind the use of registers", place);
+  own.floats.Begin(d, num_columns, rows, columns, place);
+  own.newest = place;
+}
+
+void EndProducts() { Own().floats.End(); }
+
+void WaitForProducts(int pending) {
+  YieldIfShuffled();
+  Own().floats.Wait(pending);
+  Own().is_fenced = false;
 }
 
 const Place* NotWaitedFor() {
@@ -185,7 +195,8 @@ const Place* NotWaitedFor() {
   own.groups.clear();
   own.is_fenced = false;
   ++own.publications;  // of a block that is over
-  return own.copies.empty() && own.products.empty() ? nullptr : &own.newest;
+  if (!own.copies.empty() || !own.products.empty() || !own.floats.empty()) return &own.newest;
+  return TheBlock().IsLast() ? BulkNotWaitedFor() : nullptr;
 }
 
 void ForgetWaits() {
@@ -193,9 +204,11 @@ void ForgetWaits() {
     each.copies.clear();
     each.groups.clear();
     each.products.clear();
+    each.floats.Clear();
     each.is_fenced = false;
     ++each.publications;
   }
+  ForgetBulkCopies();
 }
 
 }  // namespace emulate

@@ -35,6 +35,8 @@ class Block {
   void Spin(const Place& place);
   void StopSpinning() { spins_ = 0; }
   bool running() const { return running_; }
+  // Whether all threads but the running one have ended.
+  bool IsLast() const { return num_ended_ + 1 == static_cast<int>(threads_.size()); }
   int current() const { return current_; }  // the running thread's number
   bool YieldsAtAtomics() const { return seed_ > 1 && running_; }
   uint64_t Random(uint64_t below) { return random_() % below; }

@@ -81,10 +81,12 @@ void MmaS8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const 
 
 void MmaBf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Place place) {
   const auto& all = Show({{a[0], a[1], a[2], a[3]}, {b0, b1}, nullptr}, place);
-  ForEachWord(all, [&](int i, uint32_t x, uint32_t y) {
-    d[i] += Bf16(x & 0xffffu) * Bf16(y & 0xffffu);
-    d[i] += Bf16(x >> 16) * Bf16(y >> 16);
-  });
+  ForEachWord(all, [&](int i, uint32_t x, uint32_t y) { AddProductsBf16(x, y, &d[i]); });
+}
+
+void AddProductsBf16(uint32_t a, uint32_t b, float* sum) {
+  *sum += Bf16(a & 0xffffu) * Bf16(b & 0xffffu);
+  *sum += Bf16(a >> 16) * Bf16(b >> 16);
 }
 
 void MmaF16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Place place) {
