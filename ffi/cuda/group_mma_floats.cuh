@@ -1,5 +1,5 @@
-// Products of groups of four warps (group_mma.cuh) for bfloat16: both operands in shared memory, as
-// panels have them, and float sums that go on.
+// Products of groups of four warps (group_mma.cuh) for bfloat16: operands in shared memory, as
+// panels have them, the left one in registers if need be, and float sums that go on.
 #pragma once
 
 #include "cuda/barriers.cuh"
@@ -29,6 +29,12 @@ template <int kGroupsOfColumns>
 void BeginGroupMma(float (&d)[kGroupsOfColumns][4], uint64_t rows, uint64_t columns) {
   emulate::BeginGroupMma(&d[0][0], 8 * kGroupsOfColumns, rows, columns);
 }
+
+// The same with a warp's 16 rows in registers, as mma.cuh's A; they stay untouched, too.
+template <int kGroupsOfColumns>
+void BeginGroupMma(float (&d)[kGroupsOfColumns][4], const uint32_t (&a)[4], uint64_t columns) {
+  emulate::BeginGroupMma(&d[0][0], 8 * kGroupsOfColumns, a, columns);
+}
 #else
 // The operands' numbers follow those of the results, which the text has to count.
 #define STRATA_GROUP_MMA(columns, results, left, right, ...)                                \
@@ -38,6 +44,15 @@ void BeginGroupMma(float (&d)[kGroupsOfColumns][4], uint64_t rows, uint64_t colu
                  "}, " left ", " right ", 1, 1, 1, 0, 0;"                                   \
                  : __VA_ARGS__                                                              \
                  : "l"(rows), "l"(operand)                                                  \
+                 : "memory");                                                               \
+  }
+#define STRATA_GROUP_MMA_OF_REGISTERS(columns, results, left, right, ...)                   \
+  __device__ __forceinline__ void BeginGroupMma(float (&d)[columns / 8][4],                 \
+                                                const uint32_t (&a)[4], uint64_t operand) { \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" results \
+                 "}, {" left "}, " right ", 1, 1, 1, 0;"                                    \
+                 : __VA_ARGS__                                                              \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand)                 \
                  : "memory");                                                               \
   }
 #define STRATA_SUMS(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
@@ -83,6 +98,13 @@ STRATA_GROUP_MMA(168, STRATA_RESULTS_80 ", %80, %81, %82, %83", "%84", "%85", ST
                  STRATA_SUMS(20))
 STRATA_GROUP_MMA(256, STRATA_RESULTS_128, "%128", "%129", STRATA_SUMS_20, STRATA_SUMS_4(20),
                  STRATA_SUMS_4(24), STRATA_SUMS_4(28))
+STRATA_GROUP_MMA_OF_REGISTERS(96, STRATA_RESULTS_48, "%48, %49, %50, %51", "%52", STRATA_SUMS_4(0),
+                              STRATA_SUMS_4(4), STRATA_SUMS_4(8))
+STRATA_GROUP_MMA_OF_REGISTERS(176, STRATA_RESULTS_80 ", %80, %81, %82, %83, %84, %85, %86, %87",
+                              "%88, %89, %90, %91", "%92", STRATA_SUMS_20, STRATA_SUMS(20),
+                              STRATA_SUMS(21))
+STRATA_GROUP_MMA_OF_REGISTERS(192, STRATA_RESULTS_96, "%96, %97, %98, %99", "%100", STRATA_SUMS_20,
+                              STRATA_SUMS_4(20))
 #undef STRATA_RESULTS_16
 #undef STRATA_RESULTS_32
 #undef STRATA_RESULTS_48
@@ -94,6 +116,7 @@ STRATA_GROUP_MMA(256, STRATA_RESULTS_128, "%128", "%129", STRATA_SUMS_20, STRATA
 #undef STRATA_SUMS_20
 #undef STRATA_SUMS_4
 #undef STRATA_SUMS
+#undef STRATA_GROUP_MMA_OF_REGISTERS
 #undef STRATA_GROUP_MMA
 #endif
 
@@ -116,7 +139,16 @@ __device__ __forceinline__ void WaitForProducts() {
 #endif
 }
 
-// Behind the wait: the compiler must not know the values of sums before.
+// Behind the wait: the compiler must not take the registers of a left operand for others, or know
+// the values of sums, before.
+__device__ __forceinline__ void HoldOperand(uint32_t (&a)[4]) {
+#if !defined(STRATA_EMULATE)
+#pragma unroll
+  for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(a[i])::"memory");
+#else
+  (void)a;
+#endif
+}
 template <int kGroupsOfColumns>
 __device__ __forceinline__ void HoldSums(float (&d)[kGroupsOfColumns][4]) {
 #if !defined(STRATA_EMULATE)

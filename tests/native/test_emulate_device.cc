@@ -177,9 +177,10 @@ void TestWhatIsBegunAndNotWaitedForIsAnError() {
   SetOrder(0);
 }
 
-enum class Left { kNothing, kBytes, kFence, kEnd, kProducts, kSums };
+enum class Left { kNothing, kBytes, kFence, kEnd, kProducts, kOperand, kSums };
 
-// Two times 16 products of twos, and 3; without what is left out.
+// Two times 16 products of twos, rows in shared memory and in registers, and 3; without what is
+// left out.
 __global__ void FloatGroupKernel(const uint8_t* operand, float* sum, Left left) {
   STRATA_SHARED(uint8_t, shared);
   __shared__ Barrier full;
@@ -195,9 +196,11 @@ __global__ void FloatGroupKernel(const uint8_t* operand, float* sum, Left left) 
   for (float (&four)[4] : d) four[0] = four[1] = four[2] = four[3] = 3.0f;
   if (left != Left::kFence) GroupFence();
   const uint64_t twos = ColumnsOperand(shared, kLine);
+  uint32_t rows[4] = {0x40004000, 0x40004000, 0x40004000, 0x40004000};
   BeginGroupMma(d, twos, twos);
-  BeginGroupMma(d, twos, twos);
+  BeginGroupMma(d, rows, twos);
   if (left != Left::kEnd) EndProducts();
+  if (left == Left::kOperand) rows[2] = 0;
   if (left == Left::kSums) d[4][1] = 0.0f;
   if (left != Left::kProducts) WaitForProducts<0>();
   sum[threadIdx.x] = d[4][3];
@@ -217,6 +220,7 @@ void TestSoAreFloatsAndBulkCopies() {
     CHECK_CONTAINS(run(Left::kFence), "no fence");
     CHECK_CONTAINS(run(Left::kEnd), "had not waited for this");
     CHECK_CONTAINS(run(Left::kProducts), "had not waited for this");
+    CHECK_CONTAINS(run(Left::kOperand), "changed before it was waited for");
     CHECK_CONTAINS(run(Left::kSums), "changed before they were there");
     CHECK_EQ(run(Left::kNothing), "");
     for (const float sum : sums) CHECK_EQ(sum, 3.0f + 2 * 16 * 4);

@@ -182,6 +182,14 @@ void BeginGroupMma(float* d, int num_columns, uint64_t rows, uint64_t columns, P
   own.newest = place;
 }
 
+void BeginGroupMma(float* d, int num_columns, const uint32_t (&a)[4], uint64_t columns,
+                   Place place) {
+  Waits& own = Own();
+  if (!own.is_fenced) Fail("a product with no fence behind the use of registers", place);
+  own.floats.Begin(d, num_columns, a, columns, place);
+  own.newest = place;
+}
+
 void EndProducts() { Own().floats.End(); }
 
 void WaitForProducts(int pending) {

@@ -39,6 +39,9 @@ void WaitForSums(const int* d, int pending, Place place = {});
 // highest 16 bits the bytes from one chunk of 8 values of all to the next. d is a NaN until all of
 // its products are made.
 void BeginGroupMma(float* d, int num_columns, uint64_t rows, uint64_t columns, Place place = {});
+// With A in registers, which stay as they are until then.
+void BeginGroupMma(float* d, int num_columns, const uint32_t (&a)[4], uint64_t columns,
+                   Place place = {});
 void EndProducts();
 void WaitForProducts(int pending);
 

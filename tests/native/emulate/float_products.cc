@@ -32,8 +32,20 @@ FloatProducts::Sums& FloatProducts::Of(float* d) {
 
 void FloatProducts::Begin(float* d, int num_columns, uint64_t rows, uint64_t columns,
                           const Place& place) {
-  products_.push_back({d, num_columns, rows, columns, place});
-  const int count = num_columns / 2;
+  Push({d, num_columns, rows, columns, place});
+}
+
+void FloatProducts::Begin(float* d, int num_columns, const uint32_t (&a)[4], uint64_t columns,
+                          const Place& place) {
+  Product product = {d, num_columns, 0, columns, place, a, {a[0], a[1], a[2], a[3]}};
+  ShowRows(a, product.shown, place);
+  Push(product);
+}
+
+void FloatProducts::Push(const Product& product) {
+  products_.push_back(product);
+  float* d = product.d;
+  const int count = product.num_columns / 2;
   const auto same = [&](const Sums& s) { return s.d == d; };
   if (std::none_of(sums_.begin(), sums_.end(), same)) {
     sums_.push_back({d, 0, std::vector<float>(d, d + count)});
@@ -45,9 +57,16 @@ void FloatProducts::Begin(float* d, int num_columns, uint64_t rows, uint64_t col
 void FloatProducts::Make(const Product& product) {
   const int thread = TheBlock().current() % 128;
   uint32_t rows[2][8], column[8];
-  for (int r = 0; r < 2; ++r) {
-    const int row = thread / 32 * 16 + thread % 32 / 4 + 8 * r;
-    ReadValues(product.rows, row, product.place, rows[r]);
+  if (product.own == nullptr) {
+    for (int r = 0; r < 2; ++r) {
+      const int row = thread / 32 * 16 + thread % 32 / 4 + 8 * r;
+      ReadValues(product.rows, row, product.place, rows[r]);
+    }
+  } else {
+    std::memcpy(rows, product.shown, sizeof(rows));
+    if (!std::equal(product.was, product.was + 4, product.own)) {
+      Fail("registers of a product that changed before it was waited for", product.place);
+    }
   }
   Sums& sums = Of(product.d);
   for (int n = 0; n < product.num_columns / 2; n += 4) {

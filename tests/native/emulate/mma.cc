@@ -84,6 +84,16 @@ void MmaBf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Pl
   ForEachWord(all, [&](int i, uint32_t x, uint32_t y) { AddProductsBf16(x, y, &d[i]); });
 }
 
+void ShowRows(const uint32_t (&a)[4], uint32_t (&rows)[2][8], const Place& place) {
+  const auto& all = Show({{a[0], a[1], a[2], a[3]}, {0, 0}, nullptr}, place);
+  const int lane = TheBlock().current() % kLanes;
+  for (int r = 0; r < 2; ++r) {
+    for (int word = 0; word < 8; ++word) {
+      rows[r][word] = all[lane / 4 * 4 + word % 4].a[r + word / 4 * 2];
+    }
+  }
+}
+
 void AddProductsBf16(uint32_t a, uint32_t b, float* sum) {
   *sum += Bf16(a & 0xffffu) * Bf16(b & 0xffffu);
   *sum += Bf16(a >> 16) * Bf16(b >> 16);

@@ -14,6 +14,9 @@ void MmaF16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Pla
 void LoadMatrices(uint32_t (&r)[4], const uint8_t* row, Place place = {});
 void LoadTransposed(uint32_t (&r)[4], const uint8_t* row, Place place = {});
 
+// The thread's rows g and g + 8 of 16 values, of which the lanes show each other A's fragments.
+void ShowRows(const uint32_t (&a)[4], uint32_t (&rows)[2][8], const Place& place);
+
 // Adds the products of two pairs of bfloat16.
 void AddProductsBf16(uint32_t a, uint32_t b, float* sum);
 
