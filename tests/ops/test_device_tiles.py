@@ -97,7 +97,7 @@ def test_multiplies_matrices_of_several_forms_side_by_side(backend: Backend):
 @pytest.mark.usefixtures("capability")
 @pytest.mark.parametrize("live", [0, 1, 64, 129, 300])
 def test_gives_zeros_for_rows_that_do_not_count(live: int, backend: Backend):
-    call = products((8, BF16), (64, 70), width=256, rows=300, live=live)
+    call = products((8, F32, BF16), (64, 30, 140), width=256, rows=300, live=live)
     (got,) = on_device(call, backend)
     (expected,) = on_cpu(call)
 
@@ -116,7 +116,12 @@ def test_passes_nan_on_as_the_cpu_does(backend: Backend):
     assert_same_bits(on_device(call, backend), on_cpu(call))
 
 
-@pytest.mark.parametrize("width", [96, 640, 2560])
+@pytest.mark.usefixtures("capability")
+@pytest.mark.parametrize(
+    ("width", "capability"),
+    [(96, 8), (96, (9, 1)), (640, 9), (2560, 8)],
+    indirect=["capability"],
+)
 @pytest.mark.parametrize("type_id", [F32, F16, BF16])
 def test_multiplies_unquantised_matrices_closely(type_id: int, width: int, backend: Backend):
     call = products((type_id, type_id), (48, 70), width, rows=70, live=66)
@@ -131,11 +136,17 @@ def test_multiplies_unquantised_matrices_closely(type_id: int, width: int, backe
     assert (np.abs(got[:66] - exact) < 2**-17 * size).all()
 
 
-@pytest.mark.parametrize("type_id", [F32, F16, BF16, Q8_0])
+# Many rows by groups of warps have other tiles than few.
+@pytest.mark.usefixtures("capability")
+@pytest.mark.parametrize(
+    ("type_id", "capability"),
+    [(F32, 8), (F16, 8), (BF16, 8), (Q8_0, 8), (F32, 9), (F16, 9), (BF16, (9, 1))],
+    indirect=["capability"],
+)
 def test_gives_a_row_the_same_bits_wherever_it_stands(type_id: int, backend: Backend):
-    call = products((type_id,), (70,), width=640, rows=300, live=300)
-    order = np.random.default_rng(5).permutation(300)
-    few = [7, 250, *range(20, 88)]
+    call = products((type_id,), (200,), width=288, rows=200, live=200)
+    order = np.random.default_rng(5).permutation(200)
+    few = [7, 150, *range(20, 88)]
     with device_store(backend, call.matrices) as store:
         (straight,) = run_device(call, backend, store)
         (shuffled,) = run_device(changed(call, _0=call.operands[0][order]), backend, store)

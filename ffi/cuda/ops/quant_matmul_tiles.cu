@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/group_units.h"
+#include "cuda/ops/quant_matmul_floats.h"
 #include "cuda/ops/quant_matmul_groups.cuh"
 #include "cuda/ops/quant_matmul_tiles.cuh"
 #include "cuda/ops/quant_matmul_tiles.h"
@@ -171,6 +172,7 @@ std::string RunQuantised(const QuantMatmulArgs& args, int64_t num_columns, cudaS
 // The matrices of one unquantised type.
 template <GgmlType kType>
 std::string RunFloat(const QuantMatmulArgs& args, int64_t num_columns, cudaStream_t stream) {
+  if (HasFloatGroups(args.matrices, kType)) return FloatGroups(args, kType, num_columns, stream);
   matmul_tiles::FloatParams p = {};
   p.x = args.x;
   p.live = args.live;
@@ -204,7 +206,9 @@ int64_t QuantMatmulTilesWorkspace(int64_t num_rows, const Matrices& matrices) {
   for (const Pass& pass : PassesOf(matrices)) {
     most = std::max(most, pass.columns * ColumnBytes(pass.form, QuantizedRows::Values(width)));
   }
-  return most == 0 ? 1 : (most + QuantizedRows::Bytes(num_rows, width)) / 4;
+  if (most > 0) most += QuantizedRows::Bytes(num_rows, width);
+  most = std::max(most, FloatGroupsWorkspace(matrices));
+  return std::max<int64_t>(most / 4, 1);
 }
 
 std::string QuantMatmulTiles(const QuantMatmulArgs& args, cudaStream_t stream) {
