@@ -70,6 +70,19 @@ def expected(pack, backend, prompt) -> np.ndarray:
     return logits
 
 
+@pytest.fixture(scope="module")
+def expected_of_9(pack, backend, prompt, expected) -> np.ndarray:
+    """The same by a device of capability 9; emulated, its products of floats add in another order."""
+    if backend.name == "cuda":
+        return expected
+    runner = make_runner(pack, backend)
+    with emulating(backend, capability=9):
+        logits = read(runner, prompt)
+    runner.close()
+    np.testing.assert_allclose(logits, expected, atol=1e-4 * np.abs(expected).max())
+    return logits
+
+
 def make_runner(pack, backend: Backend, chunk_tiles: int = 1, **tiers) -> Runner:
     options = RunnerOptions(
         max_context=440, backend=backend, chunk_tiles=chunk_tiles, tiers=TierSettings(**tiers)
@@ -92,7 +105,7 @@ def read(runner: Runner, prompt: np.ndarray, windows: int = 3) -> np.ndarray:
 
 @pytest.mark.parametrize(("experts", "chunk_tiles", "slots"), [(0, 1, 2), (5, 2, 5), (5, 2, None)])
 def test_gives_the_same_bits(
-    pack, backend, prompt, expected, slots: int | None, experts: int, chunk_tiles: int
+    pack, backend, prompt, expected, expected_of_9, slots: int | None, experts, chunk_tiles: int
 ):
     flags = {"prefill_ring": slots, "expert_cache": experts, "adapt_swaps": 0}
     runner = make_runner(pack, backend, chunk_tiles, **flags)
@@ -104,7 +117,7 @@ def test_gives_the_same_bits(
     runner.close()
 
     assert same_bits(got, expected)
-    assert same_bits(again, expected)
+    assert same_bits(again, expected_of_9)
     away = pack.config.num_layers * pack.config.num_experts - experts
     passes = 2 * (2 if chunk_tiles == 1 else 1)
     assert counters["experts_streamed"] + counters["experts_unrouted"] == passes * away
@@ -144,7 +157,7 @@ def test_experts_of_a_card_that_is_not_reached_come_through_the_ring(
     ("device", "share", "capability"), [("loopback", 1.0, 9), (1, 0.0, 8), (1, 0.5, 9)]
 )
 def test_a_peer_computes_its_rows_beside_the_primary(
-    pack, backend, prompt, expected, device, share: float, capability: int
+    pack, backend, prompt, expected, expected_of_9, device, share: float, capability: int
 ):
     if device != "loopback" and backend.library.device_count() < 2:
         pytest.skip("a second GPU is needed: NOT CHECKED")
@@ -156,7 +169,7 @@ def test_a_peer_computes_its_rows_beside_the_primary(
     counters, plan = runner.tiers.experts.counters(), runner.tiers.plan
     runner.close()
 
-    assert same_bits(got, expected)
+    assert same_bits(got, expected_of_9 if capability == 9 else expected)
     assert np.isfinite(few).all()
     lent = plan.prompt.lent_experts(plan.placement)
     passes, on_host = 2, ((plan.placement.tiers == Tier.HOST) | lent).sum(axis=1)
@@ -234,6 +247,8 @@ def test_slots_are_borrowed_for_a_large_chunk_and_filled_again(tmp_path):
     with open_pack(path) as pack:
         full = make_runner(pack, Backend("emulated"), 2)
         wanted = read(full, prompt)
+        with emulating(Backend("emulated"), capability=9):
+            wanted_of_9 = read(full, prompt)
         full.close()
         steps = StepSizes(tile_rows=TILE, chunk_tiles=2, on_gpu=True)
         memory = CHUNK_SHARE * chunk_bytes(pack.config, steps) // MIB  # a little less than it wants
@@ -250,7 +265,7 @@ def test_slots_are_borrowed_for_a_large_chunk_and_filled_again(tmp_path):
         runner.close()
 
     assert same_bits(parts[0][:4], wanted)
-    assert same_bits(np.concatenate(parts[1:]), wanted)
+    assert same_bits(np.concatenate(parts[1:]), wanted_of_9)
     assert prompt_plan.scratch_bytes > 0
     lent = prompt_plan.lent_experts(placed)
     assert (tiers[lent] == Tier.PRIMARY).all()

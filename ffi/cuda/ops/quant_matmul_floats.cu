@@ -96,7 +96,6 @@ bool HasFloatGroups(const Matrices& matrices, GgmlType type) {
 }
 
 int64_t FloatGroupsWorkspace(const Matrices& matrices) {
-  if (!HasGroupUnits()) return 0;
   const int64_t columns = std::max(ColumnsOf(matrices, GgmlType::kF32, kUnit<2>),
                                    ColumnsOf(matrices, GgmlType::kF16, kUnit<2>));
   // Two planes; the last tile is whole.
