@@ -120,14 +120,15 @@ def test_gives_a_row_the_same_bits_wherever_it_stands(op: str, backend: Backend)
 @pytest.mark.parametrize("kept", [{}, {"default_type": 30, "types": {}}])
 @pytest.mark.parametrize("op", ["hyper_read", "quant_matmul"])
 def test_gives_a_row_the_same_bits_in_blocks_of_its_own(op: str, kept, backend: Backend):
-    """Which rows have where the card has a multiprocessor for each: 6 of 8 live, then all by themselves."""
-    call = changed(small(op, 8, **kept), live=np.int32(6))
+    """Which rows have where the card has a multiprocessor for each: 11 of 13 live, then all by themselves."""
+    call = changed(small(op, 13, **kept), live=np.int32(11))
     with device_store(backend, call.matrices) as store:
         together = run_device(call, backend, store)
         with emulating(backend, multiprocessors=132):
             apart = run_device(call, backend, store)
 
     assert_same_bits(apart, together)
+    assert_agrees(op, apart, on_cpu(call))
 
 
 @pytest.mark.parametrize(

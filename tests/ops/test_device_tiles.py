@@ -144,8 +144,10 @@ def test_multiplies_unquantised_matrices_closely(type_id: int, width: int, backe
     indirect=["capability"],
 )
 def test_gives_a_row_the_same_bits_wherever_it_stands(type_id: int, backend: Backend):
-    call = products((type_id,), (200,), width=288, rows=200, live=200)
-    order = np.random.default_rng(5).permutation(200)
+    # A real card has larger tiles for what is more than it has processors for.
+    rows, columns = (3072, 560) if backend.name == "cuda" else (200, 200)
+    call = products((type_id,), (columns,), width=288, rows=rows, live=rows)
+    order = np.random.default_rng(5).permutation(rows)
     few = [7, 150, *range(20, 88)]
     with device_store(backend, call.matrices) as store:
         (straight,) = run_device(call, backend, store)
@@ -155,6 +157,32 @@ def test_gives_a_row_the_same_bits_wherever_it_stands(type_id: int, backend: Bac
 
     assert_same_bits((shuffled,), (straight[order],))
     assert_same_bits((two[:2],), (straight[few[:2]],))
+
+
+@pytest.mark.parametrize("type_id", [F32, F16, BF16])
+@pytest.mark.usefixtures("capability")
+def test_multiplies_a_matrix_alone_as_beside_a_larger_one(type_id: int, backend: Backend):
+    call = products((type_id, type_id), (64, 200), width=288, rows=70, live=70)
+    attributes = {**call.attributes, "roles": SIDE_BY_SIDE[:1], "num_columns": 64}
+    with device_store(backend, call.matrices) as store:
+        (both,) = run_device(call, backend, store)
+        (alone,) = run_device(dataclasses.replace(call, attributes=attributes), backend, store)
+
+    assert_same_bits((alone,), (both[:, :64],))
+
+
+@pytest.mark.parametrize("backend", BACKENDS[:1], indirect=True)
+def test_splits_no_weights_that_would_take_too_much_workspace(backend: Backend):
+    """Two bfloat16 for each: 47 MB of it, and 51 MB, for which there are other kernels."""
+    taken = []
+    for columns in (367_000, 400_000):
+        call = products((F16,), (columns,), width=32, rows=65, live=1)
+        with device_store(backend, call.matrices) as store:
+            size = backend.workspace("quant_matmul", store.slot, 0, [SIDE_BY_SIDE[0]], 65)
+            taken.append(size)
+
+    assert 46e6 < taken[0] < 48e6
+    assert taken[1] < 1000
 
 
 EXPERTS = (Role.FFN_GATE_EXPS, Role.FFN_UP_EXPS, Role.FFN_DOWN_EXPS)

@@ -36,7 +36,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture(params=[8, 9], autouse=True)
 def capability(request: pytest.FixtureRequest, backend: Backend) -> Iterator[None]:
-    """A kind of device, or a kind and an order of threads (`emulating`)."""
+    """A kind of device; or a kind, an order of threads and a number of processors (`emulating`)."""
     kind = request.param if isinstance(request.param, tuple) else (request.param,)
     with emulating(backend, *kind):
         yield
@@ -77,6 +77,7 @@ def assert_agrees(got: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...])
         (96, 64, 8),
         (320, 64, 9),
         (320, 320, (9, 5)),
+        (320, 64, (9, 0, 1)),
         (192, 96, 9),
     ],
     indirect=["capability"],
@@ -115,8 +116,13 @@ def test_leaves_dead_rows_alone_and_reads_none(live: int, backend: Backend):
     assert not got[2][live:].any()
 
 
-def test_gives_a_row_the_same_bits_wherever_it_stands(backend: Backend):
-    call = make(256)
+@pytest.mark.parametrize(
+    ("hidden", "low_rank", "capability"),
+    [(64, 64, 8), (64, 64, 9), (320, 320, 9)],
+    indirect=["capability"],
+)
+def test_gives_a_row_the_same_bits_wherever_it_stands(hidden: int, low_rank: int, backend: Backend):
+    call = make(256, hidden, low_rank)
     order = np.random.default_rng(3).permutation(256)
     moved = changed(call, **{f"_{place}": call.operands[place][order] for place in range(3)})
     with device_store(backend, call.matrices) as store:

@@ -24,6 +24,9 @@ constexpr int64_t kMostRowTiles = 11;
 
 constexpr int64_t kMostColumnsOfOthers = 128;
 
+// Bytes of workspace, as much as decoded weights may take: plans know of no more.
+constexpr int64_t kMostPlanes = int64_t{48} << 20;
+
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <GgmlType kType>
@@ -77,6 +80,12 @@ int64_t ColumnsOf(const Matrices& matrices, GgmlType type, int64_t unit) {
   return columns;
 }
 
+// Of the planes of a type's weights; the last tile is whole.
+int64_t PlanesBytes(const Matrices& matrices, GgmlType type) {
+  const int64_t columns = ColumnsOf(matrices, type, kUnit<2>);
+  return columns == 0 ? 0 : (columns + kColumnsOfPlanes) * matrices.front()->cols * 4;
+}
+
 template <GgmlType kType>
 std::string RunOf(const QuantMatmulArgs& args, const Params& p, cudaStream_t stream) {
   constexpr int kOfTile = kPlanes<kType> == 2 ? kColumnsOfPlanes : kColumns;
@@ -92,14 +101,17 @@ std::string RunOf(const QuantMatmulArgs& args, const Params& p, cudaStream_t str
 
 bool HasFloatGroups(const Matrices& matrices, GgmlType type) {
   if (!HasGroupUnits()) return false;
-  return type != GgmlType::kBF16 || ColumnsOf(matrices, type, kUnit<1>) > kMostColumnsOfOthers;
+  if (type == GgmlType::kBF16) return ColumnsOf(matrices, type, kUnit<1>) > kMostColumnsOfOthers;
+  return PlanesBytes(matrices, type) <= kMostPlanes;
 }
 
 int64_t FloatGroupsWorkspace(const Matrices& matrices) {
-  const int64_t columns = std::max(ColumnsOf(matrices, GgmlType::kF32, kUnit<2>),
-                                   ColumnsOf(matrices, GgmlType::kF16, kUnit<2>));
-  // Two planes; the last tile is whole.
-  return columns == 0 ? 0 : (columns + kColumnsOfPlanes) * matrices.front()->cols * 4;
+  int64_t most = 0;
+  for (const GgmlType type : {GgmlType::kF32, GgmlType::kF16}) {
+    const int64_t bytes = PlanesBytes(matrices, type);
+    if (bytes <= kMostPlanes) most = std::max(most, bytes);
+  }
+  return most;
 }
 
 std::string FloatGroups(const QuantMatmulArgs& args, GgmlType type, int64_t num_columns,

@@ -9,10 +9,11 @@
 namespace strata {
 
 // Whether the current device has them, and they are faster for the matrices of `type`: below a few
-// columns reading the rows takes longest, which other kernels do as well.
+// columns reading the rows takes longest, which other kernels do as well; and weights that are to
+// be split must not take too much workspace.
 bool HasFloatGroups(const std::vector<const DeviceMatrix*>& matrices, GgmlType type);
 
-// Bytes of workspace for matrices of all types.
+// Bytes of workspace for matrices of all types, on any device.
 int64_t FloatGroupsWorkspace(const std::vector<const DeviceMatrix*>& matrices);
 
 // The products with the matrices of `type`, F32, F16 or BF16; other columns are left alone.
