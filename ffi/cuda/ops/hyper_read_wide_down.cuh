@@ -17,8 +17,8 @@ inline constexpr int kMultiplying = 256;  // threads: two groups
 inline constexpr int kSplitting = 128;
 inline constexpr int kWideDownThreads = kMultiplying + kSplitting;
 inline constexpr int kWideDownRows = 2 * kGroupRows;
-inline constexpr int kStepsAhead =
-    4;  // lines of so many steps are on their way to the second cache
+// Lines of so many steps are on their way to the second cache.
+inline constexpr int kStepsAhead = 4;
 
 // The block's shared memory: barriers, scales, stages of rows and of weights, gamma.
 template <int kRank>
