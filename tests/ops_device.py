@@ -4,7 +4,7 @@ import contextlib
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -40,6 +40,16 @@ def emulating(
         library.set_capability(8)
         library.set_order(0)
         library.set_multiprocessors(4)
+
+
+class Held(Protocol):
+    """A store and its table, by their numbers in the library's registry."""
+
+    @property
+    def slot(self) -> int: ...
+
+    @property
+    def table(self) -> int: ...
 
 
 class DeviceStore:
@@ -146,7 +156,7 @@ def _program(
     return jax.jit(functools.partial(getattr(ops, op), **dict(attributes)))
 
 
-def run_device(call: Call, backend: Backend, store: DeviceStore) -> tuple[np.ndarray, ...]:
+def run_device(call: Call, backend: Backend, store: Held) -> tuple[np.ndarray, ...]:
     """The results of the device's op, copied."""
     # A workspace's size depends on the store's matrices, so a program belongs to one store.
     _program.cache_clear()

@@ -93,10 +93,14 @@ class Slot {
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Arrived()),
                    "r"(kBytes)
                    : "memory");
+      // A step reads each weight once: what it goes through in the second cache is the first to
+      // make room, so that rows and tables stay (3 % of a step).
+      uint64_t once;
+      asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
       asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-          "[%3];" ::"r"(Address()),
-          "l"(unit), "r"(kBytes), "r"(Arrived())
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+          "[%1], %2, [%3], %4;" ::"r"(Address()),
+          "l"(unit), "r"(kBytes), "r"(Arrived()), "l"(once)
           : "memory");
     }
 #else

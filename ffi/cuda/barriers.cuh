@@ -40,6 +40,19 @@ __device__ __forceinline__ void ArriveAt(Barrier* barrier) {
 #endif
 }
 
+// The same, as soon as the thread's copies (CopyAsync) so far are there, for which it does not
+// wait.
+__device__ __forceinline__ void ArriveBehindCopies(Barrier* barrier) {
+#if defined(STRATA_EMULATE)
+  emulate::WaitForCopies();
+  emulate::ArriveAtBarrier(barrier);
+#else
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
+                   static_cast<unsigned>(__cvta_generic_to_shared(barrier)))
+               : "memory");
+#endif
+}
+
 // Waits until the last phase that has ended has the parity `parity`: 0 for the first, and 1 before.
 __device__ __forceinline__ void AwaitPhase(Barrier* barrier, unsigned parity) {
 #if defined(STRATA_EMULATE)

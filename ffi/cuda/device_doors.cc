@@ -163,6 +163,7 @@ void DeviceStore::StopFiles() {
 
 void DeviceStore::SetTimeout(int64_t timeout_ms) {
   if (files_ != nullptr) files_->SetTimeout(timeout_ms);
+  if (peer_ != nullptr) peer_->SetTimeout(timeout_ms);
   const auto limit = static_cast<uint32_t>(std::clamp<int64_t>(timeout_ms, 1, UINT32_MAX));
   if (box_ != nullptr) __atomic_store_n(&box_->timeout_ms, limit, __ATOMIC_RELEASE);
 }

@@ -333,6 +333,15 @@ class DeviceStoreHandle {
     Check(Held().OpenPeer(device, through_host, expert_bytes, hidden, most_rows));
   }
 
+  bool PeerAborted() { return Held().peer() != nullptr && Held().peer()->aborted(); }
+  void RecoverPeer() {
+    if (PeerStore* peer = Held().peer()) Check(peer->Recover());
+  }
+  void LosePeerRows(int64_t timeout_ms) {
+    Held().SetTimeout(timeout_ms);
+    if (PeerStore* peer = Held().peer()) peer->LoseRows();
+  }
+
   // Loads the peer's kernels for a layer's experts; the roles are the shared one's three matrices.
   void WarmPeer(int64_t layer, const std::array<int64_t, 3>& roles) {
     DeviceStore& store = Held();
@@ -442,6 +451,9 @@ void BindDevice(py::module_& module) {
       .def("wake", &DeviceStoreHandle::Wake)
       .def("aborted", &DeviceStoreHandle::Aborted)
       .def("recover", &DeviceStoreHandle::Recover)
+      .def("peer_aborted", &DeviceStoreHandle::PeerAborted)
+      .def("recover_peer", &DeviceStoreHandle::RecoverPeer)
+      .def("lose_peer_rows", &DeviceStoreHandle::LosePeerRows, py::arg("timeout_ms"))
       .def("stall", &DeviceStoreHandle::Stall, py::arg("milliseconds"), py::arg("timeout_ms"))
       .def("start_swaps", &DeviceStoreHandle::StartSwaps, py::arg("every"), py::arg("most"),
            py::arg("on_peer"), py::arg("decay"))

@@ -1,5 +1,6 @@
 #include "cuda/peer_store.h"
 
+#include <algorithm>
 #include <numeric>
 #include <stdexcept>
 #include <vector>
@@ -12,6 +13,11 @@ namespace {
 int64_t WorkspaceBytes(const PeerSizes& sizes) {
   return ExpertFfnWorkspace(sizes.max_rows, sizes.num_active, sizes.num_experts, sizes.width,
                             sizes.hidden);
+}
+
+// So many of a card's multiprocessors that at least one is left.
+int PartOf(int multiprocessors, int part, int of) {
+  return std::clamp(multiprocessors * part / of, 1, std::max(multiprocessors - 1, 1));
 }
 
 }  // namespace
@@ -40,7 +46,8 @@ std::string PeerStore::AllocateOnPrimary() {
   const int64_t row_bytes = x_bytes * sizes_.num_active;
   if (!through_host_) {
     error = cudaMalloc(&rows_, row_bytes);
-    return error == cudaSuccess ? "" : branch_.Short("memory for rows", row_bytes, error);
+    if (error != cudaSuccess) return branch_.Short("memory for rows", row_bytes, error);
+    return AllocateBell();
   }
   const auto pinned = [&](auto** address, int64_t bytes) {
     if (error == cudaSuccess) {
@@ -53,6 +60,20 @@ std::string PeerStore::AllocateOnPrimary() {
   pinned(&on_host_.live, 4);
   pinned(&rows_, row_bytes);
   return error == cudaSuccess ? "" : branch_.Failed("page-locked memory for rows", error);
+}
+
+std::string PeerStore::AllocateBell() {
+  constexpr int64_t kTimeoutMs = 10000;
+  cudaError_t error = cudaMalloc(&bell_.news, sizeof(PeerNews));
+  if (error == cudaSuccess) error = cudaMemset(bell_.news, 0, sizeof(PeerNews));
+  if (error == cudaSuccess) {
+    error = cudaHostAlloc(reinterpret_cast<void**>(&bell_.limit), sizeof(PeerLimit),
+                          cudaHostAllocMapped | cudaHostAllocPortable);
+  }
+  if (error != cudaSuccess) return branch_.Failed("memory for its bell", error);
+  *bell_.limit = {};
+  SetTimeout(kTimeoutMs);
+  return "";
 }
 
 std::string PeerStore::AllocateOnPeer() {
@@ -68,10 +89,12 @@ std::string PeerStore::AllocateOnPeer() {
   take("memory for a window's words", &inputs_.words, entries * 8);
   take("memory for a window's entries", &entries_, entries * 4);
   take("memory for a window's size", &inputs_.live, 4);
+  if (bell_.news != nullptr) take("memory for its bell", &bell_.turn, sizeof(PeerTurn));
   take("the experts' arena", &arena_, sizes_.expert_bytes);
   if (!problem.empty()) return problem;
+  if (bell_.turn != nullptr) error = cudaMemset(bell_.turn, 0, sizeof(PeerTurn));
   // No row is live before the first window.
-  error = cudaMemset(inputs_.live, 0, 4);
+  if (error == cudaSuccess) error = cudaMemset(inputs_.live, 0, 4);
   std::vector<int32_t> numbers(entries);
   std::iota(numbers.begin(), numbers.end(), 0);
   if (error == cudaSuccess) {
@@ -88,13 +111,15 @@ void PeerStore::Release() {
   if (current.problem().empty()) {
     cudaDeviceSynchronize();  // a step may still be in flight
   }
-  for (void* memory :
-       {static_cast<void*>(arena_), static_cast<void*>(entries_), static_cast<void*>(inputs_.x),
-        static_cast<void*>(inputs_.words), static_cast<void*>(inputs_.live)}) {
+  for (void* memory : {static_cast<void*>(arena_), static_cast<void*>(entries_),
+                       static_cast<void*>(inputs_.x), static_cast<void*>(inputs_.words),
+                       static_cast<void*>(inputs_.live), static_cast<void*>(bell_.turn)}) {
     cudaFree(memory);
   }
   if (!through_host_) {
     cudaFree(rows_);
+    cudaFree(bell_.news);
+    cudaFreeHost(bell_.limit);
     return;
   }
   for (void* memory : {static_cast<void*>(rows_), static_cast<void*>(on_host_.x),
@@ -145,6 +170,59 @@ std::vector<std::pair<uint64_t, uint64_t>> PeerStore::TakeTimeline() {
   return timeline_->Take();
 }
 
+std::string PeerStore::ShareCard(ExpertFfnArgs* window) const {
+  if (bell_.news == nullptr || DownBlocks(*window) == 0) return "";
+  ExpertFfnArgs told = *window;
+  if (!is_elsewhere()) {
+    // The primary waits for the peer, and not the other way round. So the peer has more than its
+    // part: the shared expert is the primary's besides about half of the others.
+    told.most_blocks[0] = PartOf(Multiprocessors(), 8, 15);
+    told.most_blocks[1] = PartOf(Multiprocessors(), 2, 5);
+  }
+  {
+    const CurrentDevice current(device());
+    if (!current.problem().empty()) return "peer: " + current.problem();
+    const int64_t tellers = DownBlocks(ArgsOf(told, inputs_.inputs()));
+    if (tellers == 0 || tellers > kMostTellers) return "";
+    told.bell = bell_;
+    told.bell.tellers = static_cast<int32_t>(tellers);
+  }
+  *window = told;
+  return "";
+}
+
+void PeerStore::SetTimeout(int64_t timeout_ms) {
+  if (bell_.limit == nullptr) return;
+  const auto limit = static_cast<uint32_t>(std::clamp<int64_t>(timeout_ms, 1, UINT32_MAX));
+  __atomic_store_n(&bell_.limit->timeout_ms, limit, __ATOMIC_RELEASE);
+}
+
+bool PeerStore::aborted() const {
+  return bell_.limit != nullptr && __atomic_load_n(&bell_.limit->aborted, __ATOMIC_ACQUIRE) != 0;
+}
+
+void PeerStore::LoseRows() {
+  if (bell_.news == nullptr) return;
+  uint64_t awaited = 0;
+  cudaMemcpy(&awaited, &bell_.news->awaited, 8, cudaMemcpyDeviceToHost);
+  ++awaited;
+  cudaMemcpy(&bell_.news->awaited, &awaited, 8, cudaMemcpyHostToDevice);
+}
+
+std::string PeerStore::Recover() {
+  if (!aborted()) return "";
+  cudaError_t error = cudaSuccess;
+  {
+    const CurrentDevice current(device());
+    error = cudaDeviceSynchronize();
+    if (error == cudaSuccess) error = cudaMemset(bell_.turn, 0, sizeof(PeerTurn));
+  }
+  if (error == cudaSuccess) error = cudaMemset(bell_.news, 0, sizeof(PeerNews));
+  if (error != cudaSuccess) return branch_.Failed("its bell", error);
+  __atomic_store_n(&bell_.limit->aborted, 0u, __ATOMIC_RELEASE);
+  return "";
+}
+
 std::string PeerStore::Fork(const ExpertFfnArgs& window, cudaStream_t stream) {
   if (window.num_rows > sizes_.max_rows || window.num_active != sizes_.num_active ||
       window.width != sizes_.width) {
@@ -175,7 +253,7 @@ std::string PeerStore::Fork(const ExpertFfnArgs& window, cudaStream_t stream) {
   return error.empty() ? branch_.End() : error;
 }
 
-std::string PeerStore::Compute(const ExpertFfnArgs& window, const WindowInputs& inputs) {
+ExpertFfnArgs PeerStore::ArgsOf(const ExpertFfnArgs& window, const WindowInputs& inputs) const {
   ExpertFfnArgs args = window;
   args.x = inputs.x;
   args.ids = inputs.ids == nullptr ? entries_ : inputs.ids;
@@ -187,10 +265,18 @@ std::string PeerStore::Compute(const ExpertFfnArgs& window, const WindowInputs& 
   args.y = nullptr;
   args.usage = nullptr;  // the primary counts
   args.doors = true;
-  args.peer_rows = nullptr;
+  args.peer_rows = nullptr;  // the bell is the window's
   args.homes = nullptr;
   args.mailbox = {};
   args.latch = {};
+  for (int64_t& most : args.most_blocks) {
+    if (most > 0) most = Multiprocessors() - most;
+  }
+  return args;
+}
+
+std::string PeerStore::Compute(const ExpertFfnArgs& window, const WindowInputs& inputs) {
+  const ExpertFfnArgs args = ArgsOf(window, inputs);
   const std::string error = ExpertGateUp(args, branch_.stream());
   return error.empty() ? ExpertDown(args, branch_.stream()) : error;
 }

@@ -9,7 +9,8 @@
 // Operands are copied to another device once a layer: its kernels read a row in every block, and
 // memory of the primary is cached by the primary only. With them go the words of the entries'
 // experts, as the primary's table has them: one table decides, for both devices at once. Rows come
-// back by stores, each value once.
+// back by stores, each value once; the primary's kernels look for them while they run
+// (peer_bell.h).
 //
 // Where devices do not reach each other's memory both ways go through mapped memory of the host:
 // the primary writes the operands there before the fork, the peer writes its rows there.
@@ -25,6 +26,7 @@
 #include "cuda/launch.h"
 #include "cuda/ops/expert_ffn.h"
 #include "cuda/peer_attention.h"
+#include "cuda/peer_bell.h"
 #include "cuda/peer_branch.h"
 #include "cuda/peer_inputs.h"
 #include "cuda/peer_tiles.h"
@@ -70,21 +72,36 @@ class PeerStore {
   // (nanoseconds of its clock, PeerPhase) of all marks since the last time.
   std::vector<std::pair<uint64_t, uint64_t>> TakeTimeline();
 
+  // What the primary's kernels of a window are told of it: where they look for its rows while they
+  // run, if they can, and how much of a card that is the peer's, too, they take.
+  std::string ShareCard(ExpertFfnArgs* window) const;
   // Enqueues what the peer does for `window`, whose `stream` is the primary's.
   std::string Fork(const ExpertFfnArgs& window, cudaStream_t stream);
-  // Makes the stream wait for the rows of the last fork.
+  // Makes the stream wait for the end of the last fork's work.
   std::string Join(cudaStream_t stream) { return branch_.Join(stream); }
 
   // Runs the kernels of such a window once, without rows: a kernel's code is loaded at its first
   // use, which is no work for a stream that is captured.
   std::string Warm(const ExpertFfnArgs& window);
 
+  // Silence after which the primary gives up waiting for rows.
+  void SetTimeout(int64_t timeout_ms);
+  // Whether it has, so that no result means anything.
+  bool aborted() const;
+  // Fit for use again, with no step under way.
+  std::string Recover();
+  // For tests: the rows of one layer never come, with no step under way.
+  void LoseRows();
+
  private:
   std::string AllocateOnPrimary();
+  std::string AllocateBell();
   std::string AllocateOnPeer();
   void Release();
   // Whether the primary's operands are in its own memory.
   bool IsNear() const { return device() == primary_ && !through_host_; }
+  // What the peer's kernels of a window are told.
+  ExpertFfnArgs ArgsOf(const ExpertFfnArgs& window, const WindowInputs& inputs) const;
   std::string Compute(const ExpertFfnArgs& window, const WindowInputs& inputs);
 
   int primary_;
@@ -96,6 +113,7 @@ class PeerStore {
   int32_t* entries_ = nullptr;  // 0, 1, 2 and so on: the entries' numbers in inputs_.words
   WindowRoom on_host_ = {};     // mapped; null where devices reach each other's memory
   float* rows_ = nullptr;
+  PeerBellAt bell_;  // null where devices do not reach each other's memory
   std::unique_ptr<PeerTiles> tiles_;
   std::unique_ptr<PeerAttention> attention_;
   std::unique_ptr<Timeline> timeline_;  // of the two

@@ -172,21 +172,30 @@ class DeviceExperts:
         return -1
 
     def check(self) -> None:
-        """StrataError saying why, if a step gave up waiting for the host's threads or for copies."""
+        """StrataError saying why, if a step gave up waiting for the host, the peer or copies."""
         if self._native.take_missed():
             raise StrataError(
                 f"prompts: experts of the peer did not arrive for {PATIENCE_MS} ms; ask again, and if "
                 "that does not help do without it (--peer_device=-1)"
             )
+        if self._native.peer_aborted():
+            raise StrataError(
+                "expert tiers: the peer's rows of a layer did not come in time; ask again, and if that "
+                "does not help do without it (--peer_device=-1)"
+            )
         if self._host is not None:
             self._host.check()
 
     def recover(self) -> None:
-        """Makes the host's threads fit for the next request, if a step gave up waiting for them.
+        """Makes the peer and the host's threads fit for the next request, if a step gave up waiting.
 
         Raises:
-            StrataError: if one was lost and still is.
+            StrataError: if a thread was lost and still is, or the device fails.
         """
+        try:
+            self._native.recover_peer()
+        except RuntimeError as error:
+            raise StrataError(str(error)) from None
         if self._host is not None:
             self._host.recover()
 

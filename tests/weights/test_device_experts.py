@@ -194,6 +194,37 @@ def test_ends_a_step_that_the_host_leaves_alone_and_serves_the_next(pack, backen
     np.testing.assert_array_equal(got.view(np.uint32), logits.view(np.uint32))
 
 
+def test_says_that_a_peer_sent_no_rows_and_serves_the_next(
+    pack, backend: Backend, logits, monkeypatch
+):
+    """The small model's kernels start behind the peer's, so what the device says is put in its mouth;
+    tests/ops/test_expert_ffn_tiers.py has kernels that give up."""
+    runner = make_runner(pack, backend, expert_cache=78, peer_device="loopback", peer_slots=50)
+    experts = runner.tiers.experts
+    assert isinstance(experts, DeviceExperts)
+    store, lost = experts._native, iter([False, True])
+    monkeypatch.setattr(experts, "_native", SilentPeer(store, lost))
+    with pytest.raises(StrataError, match="peer's rows of a layer did not come in time; ask again"):
+        read(runner, 4)
+    got = read(runner, 4)
+    runner.close()
+
+    np.testing.assert_array_equal(got.view(np.uint32), logits.view(np.uint32))
+
+
+class SilentPeer:
+    """A store whose peer is said to be silent when asked as `lost` says, and no more afterwards."""
+
+    def __init__(self, store, lost):
+        self._store, self._lost = store, lost
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+    def peer_aborted(self) -> bool:
+        return next(self._lost, False)
+
+
 @pytest.mark.parametrize(
     ("peer_device", "peer_link", "on_primary"),
     [("loopback", None, 40), (1, None, 78), (1, "host", 40)],

@@ -9,6 +9,7 @@
 #include "cuda/file_stage.h"
 #include "cuda/launch.h"
 #include "cuda/mailbox.h"
+#include "cuda/peer_bell.h"
 
 namespace strata {
 
@@ -34,7 +35,9 @@ struct ExpertFfnArgs {
   const DeviceMatrix* shared_down;
   // Whether words may have another tag than kLocal; the rest is read only then.
   bool doors;
-  const float* peer_rows;   // [T * A, D], device: rows of the peer's entries, when Down runs
+  const float* peer_rows;   // [T * A, D], device: rows of the peer's entries, when Down runs or,
+  PeerBellAt bell;          // with tellers, when those say so; for the peer's kernels, too
+  int64_t most_blocks[2];   // of the first and of the second kernel, if DownBlocks; 0: of the card
   const uint8_t* streamed;  // [A + 1]: of so many kHost entries of a row, those computed here
   uint32_t* homes;          // device, [kEntryHomes]: counts; not read where `usage` is null
   MailboxAt mailbox;        // its box is null where every kHost entry is streamed
@@ -50,6 +53,10 @@ struct ExpertFfnArgs {
 
 int64_t ExpertFfnWorkspace(int64_t num_rows, int64_t num_active, int64_t num_experts, int64_t width,
                            int64_t hidden, bool is_whole = false);
+
+// Blocks of the second kernel on the current device, where both kernels have no more than a block a
+// multiprocessor and keep to args.most_blocks; else 0.
+int64_t DownBlocks(const ExpertFfnArgs& args);
 
 // The two halves: what others compute may be awaited in between.
 std::string ExpertGateUp(const ExpertFfnArgs& args, cudaStream_t stream);

@@ -17,9 +17,10 @@ template <typename Decode>
 using AheadSlot = Slot<std::max(Unit<Decode, 8>::kPartBytes, Unit<DecodeQ8_0, 8>::kPartBytes)>;
 
 // Shared memory of a block: the code book, the warps' slots, the quantised rows, sums [items or
-// rows, warps, 32], the rows' words [rows, A] (FillWords), and the items whose sums are there.
+// rows, warps, 32], the rows' words [rows, A] (FillWords), the items whose sums are there, and with
+// doors the entries that are computed here (ListEntries).
 struct AheadPlaces {
-  int slots_at, rows_at, sums_at, words_at, done_at, bytes;
+  int slots_at, rows_at, sums_at, words_at, done_at, entries_at, bytes;
 
   __host__ __device__ constexpr AheadPlaces(int warps, int rows, int active, int width,
                                             int book_bytes, int slot_bytes)
@@ -28,8 +29,25 @@ struct AheadPlaces {
         sums_at(rows_at + (static_cast<int>(QuantizedBytes(rows, width)) + 15) / 16 * 16),
         words_at(sums_at + (rows > 2 * kItemsAtOnce ? rows : 2 * kItemsAtOnce) * warps * 128),
         done_at(words_at + rows * active * 8),
-        bytes(done_at + 2 * kItemsAtOnce * static_cast<int>(sizeof(uint32_t))) {}
+        entries_at(done_at + 2 * kItemsAtOnce * static_cast<int>(sizeof(uint32_t))),
+        bytes(entries_at + (1 + rows * active) * static_cast<int>(sizeof(uint16_t))) {}
 };
+
+// The number of entries of live rows that are computed here, then row * A + entry of each: with
+// those computed elsewhere among them, blocks that take every n-th would have more than others. By
+// a warp; the caller synchronises.
+__device__ __forceinline__ void ListEntries(const uint64_t* words, int count, uint16_t* entries,
+                                            int lane) {
+  int listed = 0;
+  for (int first = 0; first < count; first += 32) {
+    const bool here = first + lane < count && InShared(words)[first + lane] != 0;
+    const unsigned mask = __ballot_sync(kAllLanes, here);
+    const int place = listed + __popc(mask & ((1u << lane) - 1));
+    if (here) entries[1 + place] = static_cast<uint16_t>(first + lane);
+    listed += __popc(mask);
+  }
+  if (lane == 0) entries[0] = static_cast<uint16_t>(listed);
+}
 
 // A block's items, of which a warp has a segment of gate or up each. The shared expert's come
 // first, because they have the most bytes: each counts as two in the blocks' turns.
@@ -43,19 +61,23 @@ struct AheadItems {
   int next, end, step;            // turns
   int shared;                     // items of the shared expert
   int gap;                        // turns that are left out behind the first round
+  const uint16_t* entries;        // that are computed here; null: all are
 
-  __device__ __forceinline__ AheadItems(const FfnParams& p, int first, int blocks, int live)
+  // `count`: of the entries.
+  __device__ __forceinline__ AheadItems(const FfnParams& p, int first, int blocks, int live,
+                                        int count, const uint16_t* entries)
       : next(first),
         step(blocks),
-        shared(p.rows != nullptr || live == 0 ? 0 : p.by_panels.divisor) {
+        shared(p.rows != nullptr || live == 0 ? 0 : p.by_panels.divisor),
+        entries(entries) {
     gap = shared <= blocks ? shared : 0;
-    end = shared + gap + live * p.num_active * p.by_panels.divisor;
+    end = shared + gap + count * p.by_panels.divisor;
   }
   __device__ __forceinline__ int First() const { return __ffs(static_cast<int>(left)) - 1; }
   __device__ __forceinline__ bool IsLinked() const { return (linked & left & (0u - left)) != 0; }
   __device__ __forceinline__ void Drop() { left &= left - 1; }
-  // The next routed ones that are computed here, if there are any; `own_at` is where the warp's
-  // segment lies in an expert's first panel.
+  // The next routed ones, if there are any; `own_at` is where the warp's segment lies in an
+  // expert's first panel.
   __device__ __forceinline__ void Fill(const FfnParams& p, const uint64_t* words, int64_t own_at,
                                        int lane) {
     while (left == 0 && next < end) {
@@ -64,8 +86,9 @@ struct AheadItems {
       if (at >= step + gap) item -= gap;
       uint64_t word = 0;
       if (item >= 0 && item < end - shared - gap && (at < step || at >= step + gap)) {
-        const int rank = p.by_panels.Quotient(item);
+        int rank = p.by_panels.Quotient(item);
         const int panel = item - rank * p.by_panels.divisor;
+        if (entries != nullptr) rank = InShared(entries)[rank];
         const int row = p.by_active.Quotient(rank);
         word = InShared(words)[rank];
         what = static_cast<uint32_t>(row << 26 | (rank - row * p.by_active.divisor) << 20 | panel);
@@ -141,6 +164,7 @@ __global__ void __launch_bounds__(2 * kPairWarps * 32, 1)
   // Not sooner: the second kernel takes it that the router is done.
   LetNextKernelBegin();
   if constexpr (kDoors) {
+    BeginLayer(p);
     if (rings && blockIdx.x == 0) return Ring(p);
   }
   uint64_t* words = reinterpret_cast<uint64_t*>(shared + places.words_at);
@@ -152,7 +176,16 @@ __global__ void __launch_bounds__(2 * kPairWarps * 32, 1)
   __syncthreads();
   const int first = static_cast<int>(blockIdx.x) - rings;
   const int blocks = static_cast<int>(gridDim.x) - rings;
-  AheadItems items(p, first, blocks, live);
+  int count = live * p.num_active;
+  const uint16_t* listed = nullptr;
+  if constexpr (kDoors) {
+    auto* entries = reinterpret_cast<uint16_t*>(shared + places.entries_at);
+    if (warp == 0) ListEntries(words, count, entries, lane);
+    __syncthreads();
+    count = entries[0];
+    listed = entries + 1;
+  }
+  AheadItems items(p, first, blocks, live, count, listed);
   const int64_t own_at = (is_up ? p.up_at : 0) + static_cast<int64_t>(segment) * p.gate.unit_bytes;
   const auto ask = [&] {
     items.Fill(p, words, own_at, lane);

@@ -15,7 +15,8 @@ namespace strata {
 
 inline constexpr int kDownWarps = 20;  // more would leave too few registers
 
-// Segments of a panel of a row's down matrices: whole ones of all entries, then the halves.
+// Sums of a panel of a row's down matrices: those of whole segments of all entries, then of the
+// halves.
 struct DownJobs {
   int whole_each;  // whole segments of an entry
   int entries, whole, count;
@@ -46,18 +47,28 @@ __device__ __forceinline__ float AddEntries(const DownJobs& jobs, const float* s
   return y;
 }
 
+// What of others' rows a block has waited for.
+struct Awaited {
+  bool host = false;
+  bool peer = false;
+};
+
 // The rows that others computed, a warp an entry: as the entry's first segment, the others zero.
 // That is the row's own bits, for no sum of segments is ever -0.
 __device__ __forceinline__ void TakeRemote(const FfnParams& p, const RowHomes& homes,
                                            const DownJobs& jobs, float* sums, int row, int panel,
-                                           int lane, bool* looked) {
+                                           int lane, Awaited* awaited) {
   if (homes.away == 0) return;
   const int warps = blockDim.x / 32;
   const int whole = jobs.whole_each;
   const float* host_rows = nullptr;
   if (homes.host != 0) {
-    AwaitRows(p, blockIdx.x == 0, looked);
+    AwaitRows(p, blockIdx.x == 0, &awaited->host);
     host_rows = HostRows(p);
+  }
+  if ((homes.away & ~homes.host) != 0 && p.bell.tellers > 0 && !awaited->peer) {
+    AwaitPeer(p.bell);
+    awaited->peer = true;
   }
   for (int e = threadIdx.x / 32; e < p.num_active; e += warps) {
     if (!homes.Away(e)) continue;
@@ -87,12 +98,16 @@ struct DownRows {
   uint64_t* downs;  // [span, 32] where entries' downs lie, kLinked or 0; 0 if computed elsewhere
   float* weights;   // [span, 32]
   uint2* masks;     // [span] RowHomes::away and host
+  int32_t* counts;  // [span] of entries that are computed here
+  uint8_t* local;   // [span, 32] which they are: the shared one, which is the longest, first
 
   __device__ __forceinline__ DownRows(unsigned char* at, int span)
       : downs(reinterpret_cast<uint64_t*>(at)),
         weights(reinterpret_cast<float*>(downs + span * 32)),
-        masks(reinterpret_cast<uint2*>(weights + span * 32)) {}
-  static constexpr int64_t Bytes(int64_t span) { return span * (32 * 8 + 32 * 4 + 8); }
+        masks(reinterpret_cast<uint2*>(weights + span * 32)),
+        counts(reinterpret_cast<int32_t*>(masks + span)),
+        local(reinterpret_cast<uint8_t*>(counts + span)) {}
+  static constexpr int64_t Bytes(int64_t span) { return span * (32 * 8 + 32 * 4 + 8 + 4 + 32); }
 
   // By a warp for each row, from `first` on. A row's lane e looks after entry e.
   template <bool kDoors>
@@ -117,12 +132,24 @@ struct DownRows {
         down = reinterpret_cast<uint64_t>(p.shared_down.bytes);
       }
       downs[r * 32 + lane] = down;
+      if constexpr (kDoors) {
+        const unsigned here = __ballot_sync(kAllLanes, down != 0);
+        if (down != 0) local[r * 32 + __popc(here >> lane >> 1)] = static_cast<uint8_t>(lane);
+        if (lane == 0) counts[r] = __popc(here);
+      }
       if (kDoors && p.rows != nullptr) continue;  // nobody weighs
       float weight = 0.0f;
       if (routed) weight = p.weights[row * p.num_active + lane];
       if (lane == p.num_active) weight = p.shared_weights[row];
       weights[r * 32 + lane] = weight;
     }
+  }
+
+  // Division by the most entries that one of `count` rows has here, at least 1.
+  __device__ __forceinline__ Divider MostLocal(int count) const {
+    int most = 1;
+    for (int r = 0; r < count; ++r) most = max(most, InShared(counts)[r]);
+    return {most, 0xffffffffu / static_cast<unsigned>(most) + 1};
   }
 };
 
@@ -145,34 +172,44 @@ __device__ __forceinline__ void CopyHidden(const FfnParams& p, int64_t first, in
   }
 }
 
-// A warp's way through the jobs of a batch of `items` items: the whole segments of all, then the
-// halves, the shared expert's first, for they are the longest.
+// A warp's way through the jobs of a batch of `items` items: the whole segments of all entries that
+// are computed here, then the halves.
 struct DownWalk {
   int at, items;
-  int item, entry, segment;
-  bool whole;
-  uint64_t down;  // of the entry (DownRows)
+  Divider by_local;  // such entries of a row: as many as the block's row with the most has
+  int item = 0, entry = 0, segment = 0;
+  bool whole = false;
+  uint64_t down = 0;  // of the entry (DownRows)
 
-  __device__ __forceinline__ bool Done(const DownJobs& jobs) const {
-    return at >= items * jobs.count;
+  __device__ __forceinline__ int Whole(const DownJobs& jobs) const {
+    return items * by_local.divisor * jobs.whole_each;
   }
-  // The next job from `at` on whose entry is computed here; `begin` is the batch's first item,
+  __device__ __forceinline__ bool Done(const DownJobs& jobs) const {
+    return at >= Whole(jobs) + (jobs.count > jobs.whole ? items * by_local.divisor : 0);
+  }
+  // The next job from `at` on that the item's row has; `begin` is the batch's first item,
   // `first_row` that of `rows`.
+  template <bool kDoors>
   __device__ __forceinline__ void Find(const FfnParams& p, const DownJobs& jobs,
                                        const DownRows& rows, int begin, int first_row) {
     for (; !Done(jobs); at += static_cast<int>(blockDim.x) / 32) {
-      whole = at < items * jobs.whole;
-      int pair = at - items * jobs.whole;  // of an item and an entry
+      whole = at < Whole(jobs);
+      int pair = at - Whole(jobs);  // of an item and an entry
       segment = jobs.whole_each;
       if (whole) {
         pair = p.by_whole.Quotient(at);
         segment = at - pair * jobs.whole_each;
       }
-      item = p.by_entries.Quotient(pair);
-      entry = jobs.entries - 1 - (pair - item * jobs.entries);
+      item = by_local.Quotient(pair);
+      const int place = pair - item * by_local.divisor;
       const int row = p.by_columns.Quotient(begin + item) - first_row;
+      entry = jobs.entries - 1 - place;
+      if constexpr (kDoors) {
+        if (place >= InShared(rows.counts)[row]) continue;
+        entry = InShared(rows.local)[row * 32 + place];
+      }
       down = InShared(rows.downs)[row * 32 + entry];
-      if (down != 0) return;
+      return;
     }
   }
   // Where the job's sum belongs.
@@ -218,11 +255,13 @@ __global__ void __launch_bounds__(kDownWarps * 32, 1)
       QuantizedAt(shared + places.hidden_at, places.span * jobs.entries, p.hidden_width);
   const Rows rows = {q.codes, q.scales, q.sums, nullptr, p.hidden_width, nullptr, 0};
   float* sums = reinterpret_cast<float*>(shared + places.sums_at);
-  bool looked = false;
+  Awaited awaited;
   __syncthreads();
+  Divider by_local = p.by_entries;
+  if constexpr (kDoors) by_local = known.MostLocal(num_rows);
 #pragma unroll 1
   for (int first = begin; first < end; first += places.batch) {
-    DownWalk walk = {warp, min(places.batch, end - first), 0, 0, 0, false, 0};
+    DownWalk walk = {warp, min(places.batch, end - first), by_local};
     const uint8_t* unit = nullptr;
     // The unit of the walk's job, and asks for its first part.
     const auto ask = [&] {
@@ -239,7 +278,7 @@ __global__ void __launch_bounds__(kDownWarps * 32, 1)
         AskFor<Decode>(&slot, unit, walk.whole, (walk.down & kLinked) != 0, lane);
       }
     };
-    walk.Find(p, jobs, known, first, first_row);
+    walk.Find<kDoors>(p, jobs, known, first, first_row);
     ask();
     if (first == begin) {
       WaitForKernelBefore();
@@ -256,7 +295,7 @@ __global__ void __launch_bounds__(kDownWarps * 32, 1)
       const int first_block = walk.segment * 8;
       const auto next = [&] {
         walk.at += warps;
-        walk.Find(p, jobs, known, first, first_row);
+        walk.Find<kDoors>(p, jobs, known, first, first_row);
         ask();
       };
       const auto sum_of = [&](auto decode, auto blocks_of) {
@@ -279,7 +318,7 @@ __global__ void __launch_bounds__(kDownWarps * 32, 1)
         const int row = p.by_columns.Quotient(first + i);
         const uint2 masks = known.masks[row - first_row];
         TakeRemote(p, {0, masks.x, masks.y}, jobs, sums + i * jobs.count * 32, row,
-                   first + i - row * panels, lane, &looked);
+                   first + i - row * panels, lane, &awaited);
       }
     }
     __syncthreads();
@@ -303,10 +342,13 @@ __global__ void __launch_bounds__(kDownWarps * 32, 1)
   if (kDoors) {
     TakeWords(p.latch, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
     if (blockIdx.x == 0 && p.mailbox.box != nullptr) {
-      AwaitRows(p, true, &looked);
+      AwaitRows(p, true, &awaited.host);
       if (threadIdx.x == 0) ForgetLetter(p);
     }
-    if (p.rows != nullptr) return;
+    if (p.rows != nullptr) {
+      if (p.bell.tellers > 0) TellPrimary(p.bell);
+      return;
+    }
   }
   const int dead = p.num_rows * p.width;
   for (int i = live * p.width + blockIdx.x * blockDim.x + threadIdx.x; i < dead;

@@ -72,10 +72,17 @@ std::string RunOn(ExpertFfnArgs args, PeerStore* peer, cudaStream_t on) {
     peer = nullptr;
   }
   std::string error;
-  if (peer != nullptr) error = peer->Fork(args, on);
+  if (peer != nullptr) {
+    error = peer->ShareCard(&args);
+    if (error.empty()) error = peer->Fork(args, on);
+  }
   if (error.empty()) error = ExpertGateUp(args, on);
-  if (error.empty() && peer != nullptr) error = peer->Join(on);
-  return error.empty() ? ExpertDown(args, on) : error;
+  // With a bell the second kernel waits for the rows itself, and what comes after it for the peer.
+  const bool looks = args.bell.tellers > 0;
+  if (error.empty() && peer != nullptr && !looks) error = peer->Join(on);
+  if (error.empty()) error = ExpertDown(args, on);
+  if (error.empty() && peer != nullptr && looks) error = peer->Join(on);
+  return error;
 }
 
 // Around a layer of a tile: experts that stay in the file are read first.

@@ -161,6 +161,7 @@ __global__ void __launch_bounds__(kPairWarps * 32, 2)
   // Not sooner: the second kernel takes it that the router is done.
   LetNextKernelBegin();
   if constexpr (kDoors) {
+    BeginLayer(p);
     if (rings && blockIdx.x == 0) return Ring(p);
   }
   FillWords<kDoors>(p, live, blockIdx.x == static_cast<unsigned>(rings), words, warp);

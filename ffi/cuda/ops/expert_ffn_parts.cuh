@@ -5,6 +5,7 @@
 #include "cuda/expert_word.h"
 #include "cuda/mailbox.h"
 #include "cuda/numerics.cuh"
+#include "cuda/peer_bell.h"
 #include "cuda/products.cuh"
 
 namespace strata {
@@ -40,6 +41,7 @@ struct FfnParams {
   uint32_t* usage;          // null: not counted here
   // With doors only.
   const float* peer_rows;  // [num_rows * A, width] of entries that the peer computes
+  PeerBellAt bell;         // of the peer
   uint32_t* homes;         // counts of EntryHome
   MailboxAt mailbox;       // of the host, for windows
   Latch latch;             // of the next layer's words

@@ -151,8 +151,7 @@ __device__ __forceinline__ void SplitDown(const TileParams& p, int num_live, uin
     at.Next();
   }
   rows.StoreScales(p, reinterpret_cast<float*>(shared + Layout::kScales));
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) ArriveAt(&b->scales);
+  ArriveAt(&b->scales);
 }
 
 // A multiplying warp's share of the copies of a step's weights, and of their addresses.
@@ -322,7 +321,7 @@ __global__ void __launch_bounds__(kWideDownThreads, 1)
       InitBarrier(b->full + i, 1 + kSplitting / 32);
       InitBarrier(b->empty + i, kMultiplying / 32);
     }
-    InitBarrier(&b->scales, kSplitting / 32);
+    InitBarrier(&b->scales, kSplitting);
     PublishToUnits();
   }
   float* norm = reinterpret_cast<float*>(shared + Layout::kNorm);

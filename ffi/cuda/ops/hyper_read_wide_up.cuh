@@ -154,8 +154,7 @@ __device__ __forceinline__ void FillUp(const TileParams& p, const UpTiles& tiles
   const int lane = threadIdx.x % 32;
   const auto show = [&](int piece) {
     PublishToUnits();
-    __syncwarp();
-    if (lane == 0) ArriveAt(b->full + piece);
+    ArriveAt(b->full + piece);
   };
   unsigned parity = 0;
 #pragma unroll 1
@@ -238,9 +237,7 @@ __device__ __forceinline__ void FillStreamed(const TileParams& p, const UpTiles&
         CopyAsync(own + StreamedAt(at / kStreams, at % kStreams, thread % 4),
                   from + 8 * i * p.width, true);
       }
-      WaitForCopies();
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) ArriveAt(b->full_streamed + place);
+      ArriveBehindCopies(b->full_streamed + place);
       parity ^= 1;
     }
   }
@@ -372,8 +369,7 @@ struct UpGroup {
       const uint8_t* streamed = shared + Layout::kStreamed + place * kStreamedStage;
       rows.Store(2 * quarter, 0, streamed, norm, gates);
       rows.Store(2 * quarter + 1, 1, streamed, norm, gates);
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) ArriveAt(b->empty_streamed + place);
+      ArriveAt(b->empty_streamed + place);
     }
     PassTurn(b->mixes);
   }
@@ -408,7 +404,8 @@ __global__ void __launch_bounds__(kWideUpThreads, 1)
     *reinterpret_cast<float4*>(p.x + at) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Layout::kPieces; ++i) InitBarrier(b->full + i, 1);
+    // Where threads copy and read with loads and stores of their own, each of them arrives.
+    for (int i = 0; i < Layout::kPieces; ++i) InitBarrier(b->full + i, 32);
     InitBarrier(&b->empty, 4);
     for (int i = 0; i < 2; ++i) InitBarrier(b->turns + i, 4), InitBarrier(b->mixes + i, 4);
     for (int i = 0; i < Layout::kPlaces; ++i) {
@@ -416,8 +413,8 @@ __global__ void __launch_bounds__(kWideUpThreads, 1)
       InitBarrier(b->empty_rows + i, 4);
     }
     for (int i = 0; i < 2; ++i) {
-      InitBarrier(b->full_streamed + i, 1);
-      InitBarrier(b->empty_streamed + i, 4);
+      InitBarrier(b->full_streamed + i, 32);
+      InitBarrier(b->empty_streamed + i, 128);
     }
     PublishToUnits();
   }
