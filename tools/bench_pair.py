@@ -22,6 +22,7 @@ from strata_jax.cli.tier_flags import define_tiers, tier_settings
 from strata_jax.config import KvType, TierSettings
 
 FIRST_ID = 17
+WARM_UP = 2
 
 
 def main() -> None:
@@ -67,11 +68,13 @@ def settings_of(words: str) -> TierSettings:
 
 def _measure(runners: list, arguments: argparse.Namespace, backend) -> None:
     calls = backend.library.handler_calls if backend.is_device else lambda: 0
-    for runner in runners:
-        runner.reset()
-        runner.position = arguments.depth
-        # Steps meet new addresses of what XLA allocates for a while, and are captured anew.
-        list(runner.best_ids(FIRST_ID, arguments.steps))
+    # Steps meet new addresses of what XLA allocates for a while, also what the other sides' steps
+    # allocate, and are captured anew.
+    for _ in range(WARM_UP):
+        for runner in runners:
+            runner.reset()
+            runner.position = arguments.depth
+            list(runner.best_ids(FIRST_ID, arguments.steps))
     before = calls()
     counts = [runner.tiers.experts.counters() for runner in runners]
     rates: list[list[float]] = [[] for _ in runners]

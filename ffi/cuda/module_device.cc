@@ -335,11 +335,13 @@ class DeviceStoreHandle {
 
   bool PeerAborted() { return Held().peer() != nullptr && Held().peer()->aborted(); }
   void RecoverPeer() {
-    if (PeerStore* peer = Held().peer()) Check(peer->Recover());
+    PeerStore* peer = Held().peer();
+    if (peer == nullptr) return;
+    const py::gil_scoped_release release;
+    Check(peer->Recover());
   }
   void LosePeerRows(int64_t timeout_ms) {
-    Held().SetTimeout(timeout_ms);
-    if (PeerStore* peer = Held().peer()) peer->LoseRows();
+    if (PeerStore* peer = Held().peer()) peer->LoseRows(timeout_ms);
   }
 
   // Loads the peer's kernels for a layer's experts; the roles are the shared one's three matrices.

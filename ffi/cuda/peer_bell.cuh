@@ -23,7 +23,7 @@ __device__ inline void AwaitPeer(const PeerBellAt& bell) {
   const uint64_t wanted = ReadThere(&bell.news->awaited);
   for (int teller = threadIdx.x; teller < bell.tellers; teller += blockDim.x) {
     uint64_t since = 0;
-    for (int look = 1; LoadAcquireSystem(bell.news->told + teller) < wanted; ++look) {
+    for (int look = 1; LoadAcquireSystem(bell.news->told + teller) != wanted; ++look) {
       if (look % kLooks != 0) continue;
       if (ReadThere(&bell.news->failed) != 0) break;
       const uint64_t now = NowNs();

@@ -19,15 +19,18 @@
 // with release at system scope: release is cumulative, so that holds for what it has met. Each of
 // as many threads of a block of the primary reads one `told` with acquire at system scope, then
 // they meet, then read rows with loads that no cache keeps. `awaited` and the peer's turn are
-// written a kernel before those that read them. Both numbers rise by one for each layer that forks,
-// so they agree for good, and they are wide enough never to wrap.
+// written a kernel before those that read them. Both numbers rise by one for each layer that forks.
+// Should they ever part (a launch that failed half way), no wait ends well, for it is for an equal
+// number: that is a time-out, not rows of another layer.
 //
 // No deadlock. What the peer's kernels need is behind the fork and done when the primary's kernels
 // begin, but for room: on a card of its own the peer has it. On the primary's own card (loopback)
 // the kernel that waits leaves multiprocessors to the other (PeerStore::ShareCard). All steps of a
-// process are on one stream of a device, so no two such kernels wait at once. Time-out: after it
-// the rows mean nothing, no later kernel waits, and the host, which sees `aborted` behind the step,
-// clears the words with nothing under way.
+// process are on one stream of a device, so no two such kernels wait at once. What is left to the
+// driver there is that it lets two branches of a graph run side by side: it does, unless told
+// otherwise (CUDA_DEVICE_MAX_CONNECTIONS=1, profilers that run kernels one by one).
+// Time-out: after it the rows mean nothing, no later kernel waits, and the host, which sees
+// `aborted` behind the step, clears the words when all that is queued has ended.
 #pragma once
 
 #include <cstddef>

@@ -15,9 +15,9 @@ int64_t WorkspaceBytes(const PeerSizes& sizes) {
                             sizes.hidden);
 }
 
-// So many of a card's multiprocessors that at least one is left.
+// Of a card's multiprocessors, two or more; at least one is left.
 int PartOf(int multiprocessors, int part, int of) {
-  return std::clamp(multiprocessors * part / of, 1, std::max(multiprocessors - 1, 1));
+  return std::clamp(multiprocessors * part / of, 1, multiprocessors - 1);
 }
 
 }  // namespace
@@ -171,14 +171,16 @@ std::vector<std::pair<uint64_t, uint64_t>> PeerStore::TakeTimeline() {
 }
 
 std::string PeerStore::ShareCard(ExpertFfnArgs* window) const {
-  if (bell_.news == nullptr || DownBlocks(*window) == 0) return "";
+  if (bell_.news == nullptr) return "";
   ExpertFfnArgs told = *window;
   if (!is_elsewhere()) {
+    if (Multiprocessors() < 2) return "";
     // The primary waits for the peer, and not the other way round. So the peer has more than its
     // part: the shared expert is the primary's besides about half of the others.
     told.most_blocks[0] = PartOf(Multiprocessors(), 8, 15);
     told.most_blocks[1] = PartOf(Multiprocessors(), 2, 5);
   }
+  if (DownBlocks(told) == 0) return "";
   {
     const CurrentDevice current(device());
     if (!current.problem().empty()) return "peer: " + current.problem();
@@ -201,8 +203,9 @@ bool PeerStore::aborted() const {
   return bell_.limit != nullptr && __atomic_load_n(&bell_.limit->aborted, __ATOMIC_ACQUIRE) != 0;
 }
 
-void PeerStore::LoseRows() {
+void PeerStore::LoseRows(int64_t timeout_ms) {
   if (bell_.news == nullptr) return;
+  SetTimeout(timeout_ms);
   uint64_t awaited = 0;
   cudaMemcpy(&awaited, &bell_.news->awaited, 8, cudaMemcpyDeviceToHost);
   ++awaited;
@@ -211,13 +214,18 @@ void PeerStore::LoseRows() {
 
 std::string PeerStore::Recover() {
   if (!aborted()) return "";
-  cudaError_t error = cudaSuccess;
+  cudaError_t error = cudaDeviceSynchronize();  // a step may still be queued
+  const auto here = [&](void* words, size_t bytes) {
+    if (error == cudaSuccess) error = cudaDeviceSynchronize();
+    if (error == cudaSuccess) error = cudaMemset(words, 0, bytes);
+    // No step may begin before: its streams do not wait for this one.
+    if (error == cudaSuccess) error = cudaDeviceSynchronize();
+  };
   {
     const CurrentDevice current(device());
-    error = cudaDeviceSynchronize();
-    if (error == cudaSuccess) error = cudaMemset(bell_.turn, 0, sizeof(PeerTurn));
+    here(bell_.turn, sizeof(PeerTurn));
   }
-  if (error == cudaSuccess) error = cudaMemset(bell_.news, 0, sizeof(PeerNews));
+  here(bell_.news, sizeof(PeerNews));
   if (error != cudaSuccess) return branch_.Failed("its bell", error);
   __atomic_store_n(&bell_.limit->aborted, 0u, __ATOMIC_RELEASE);
   return "";

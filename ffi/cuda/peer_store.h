@@ -88,10 +88,11 @@ class PeerStore {
   void SetTimeout(int64_t timeout_ms);
   // Whether it has, so that no result means anything.
   bool aborted() const;
-  // Fit for use again, with no step under way.
+  // Fit for use again, once what is queued has ended; called between steps.
   std::string Recover();
-  // For tests: the rows of one layer never come, with no step under way.
-  void LoseRows();
+  // For tests: rows that are asked for never come, until Recover, and waits end that soon. With no
+  // step under way.
+  void LoseRows(int64_t timeout_ms);
 
  private:
   std::string AllocateOnPrimary();

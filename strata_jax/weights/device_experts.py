@@ -180,8 +180,9 @@ class DeviceExperts:
             )
         if self._native.peer_aborted():
             raise StrataError(
-                "expert tiers: the peer's rows of a layer did not come in time; ask again, and if that "
-                "does not help do without it (--peer_device=-1)"
+                "expert tiers: the peer's rows of a layer did not come in time (on one card kernels "
+                "must run side by side, which CUDA_DEVICE_MAX_CONNECTIONS=1 forbids); ask again, and if "
+                "that does not help do without it (--peer_device=-1)"
             )
         if self._host is not None:
             self._host.check()

@@ -204,7 +204,7 @@ def test_says_that_a_peer_sent_no_rows_and_serves_the_next(
     assert isinstance(experts, DeviceExperts)
     store, lost = experts._native, iter([False, True])
     monkeypatch.setattr(experts, "_native", SilentPeer(store, lost))
-    with pytest.raises(StrataError, match="peer's rows of a layer did not come in time; ask again"):
+    with pytest.raises(StrataError, match="peer's rows of a layer did not come in time"):
         read(runner, 4)
     got = read(runner, 4)
     runner.close()

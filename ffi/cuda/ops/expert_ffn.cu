@@ -241,6 +241,7 @@ std::string LaunchDown(const ExpertFfnArgs& a, FfnParams p, cudaStream_t stream)
     inlined.shape.stream = stream;
     return LaunchOf(inlined.kernel, inlined.shape, DownOverlaps(a), p, inlined.places);
   }
+  if (a.bell.tellers > 0) return "the second kernel does not know of the peer's bell";
   const int64_t hidden = p.hidden_width;
   const int64_t jobs = (a.num_active + 1) * ((hidden + 255) / 256);
   const int64_t panels = (a.width + 31) / 32;

@@ -54,8 +54,8 @@ struct ExpertFfnArgs {
 int64_t ExpertFfnWorkspace(int64_t num_rows, int64_t num_active, int64_t num_experts, int64_t width,
                            int64_t hidden, bool is_whole = false);
 
-// Blocks of the second kernel on the current device, where both kernels have no more than a block a
-// multiprocessor and keep to args.most_blocks; else 0.
+// Blocks of the second kernel on the current device, if it is one that keeps to args.most_blocks, a
+// block a multiprocessor, and knows of a bell; else 0.
 int64_t DownBlocks(const ExpertFfnArgs& args);
 
 // The two halves: what others compute may be awaited in between.

@@ -11,7 +11,7 @@ __device__ __forceinline__ uint64_t FromLane(uint64_t word, int lane) {
   return static_cast<uint64_t>(__shfl_sync(kAllLanes, static_cast<long long>(word), lane));
 }
 
-// The layer begins. By every block of the first kernel, the primary's and the peer's.
+// The layer begins: said by one thread of the first kernel, the primary's and the peer's.
 __device__ __forceinline__ void BeginLayer(const FfnParams& p) {
   if (p.bell.tellers == 0 || threadIdx.x != 0 || blockIdx.x != 0) return;
   p.rows == nullptr ? AskPeer(p.bell) : BeginPeerTurn(p.bell);
