@@ -148,7 +148,7 @@ def test_gives_up_on_rows_that_do_not_come_and_recovers(backend: Backend, device
     call = call_of(3)
     with tiered(backend, device, call, [Tier.PEER] * EMBEDDED.num_experts) as store:
         run_device(call, backend, store)
-        store.native.lose_peer_rows(timeout_ms=50)
+        store.native.lose_peer_rows(timeout_ms=300)
         run_device(call, backend, store)
         assert store.native.peer_aborted()
         store.native.recover_peer()
